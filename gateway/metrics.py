@@ -153,6 +153,23 @@ class Metrics:
             ("model", "pool"),
             NANO,
         )
+        self.prefills = Counter(
+            "sluice_prefills",
+            "First phases of requests in pools in phases: ok, or why decode computed the prompt.",
+            ("pool", "result"),
+        )
+        self.prefill = Histogram(
+            "sluice_prefill_seconds",
+            "From a request to a prefill worker to its answer.",
+            ("pool",),
+            TENANT_SECONDS,
+        )
+        self.transfer = Histogram(
+            "sluice_transfer_seconds",
+            "From a request to a decode worker to its first token.",
+            ("pool",),
+            TENANT_SECONDS,
+        )
         self.retries = Counter("sluice_retries", "Further attempts by cause.", ("cause",))
         self.usage_rejected = Counter(
             "sluice_usage_rejected",

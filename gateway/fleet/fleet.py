@@ -407,7 +407,7 @@ MIN_ALLOWED_S: Final = 1.0
 class Pending:
     """A running attempt at a worker."""
 
-    __slots__ = ("allowed_s", "emitted", "moving", "owner", "seen", "sent_s")
+    __slots__ = ("allowed_s", "emitted", "owner", "seen", "sent_s")
 
     def __init__(
         self, owner: Any, sent_s: float, allowed_s: float, emitted: Callable[[], int]
@@ -419,8 +419,6 @@ class Pending:
         self.emitted = emitted
         self.seen = 0
         """`emitted` at the last look."""
-        self.moving = False
-        """Whether it is being moved to another worker."""
 
 
 class Progress:

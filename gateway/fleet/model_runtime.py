@@ -29,6 +29,31 @@ PRIORITY_FLAGS: Final = {
 """What an engine is started with so that it heeds priorities, by `engine_priority`."""
 
 
+class TransferTime:
+    """What is learned of the time from the end of a prefill to the first token of decode."""
+
+    def __init__(self) -> None:
+        self._wait_s = 0.0
+        self._sum_s = 0.0
+        self._tokens = 0.0
+        """Prompt tokens whose transfers took `_sum_s`; both decay."""
+
+    def predict(self, tokens: int, prior_s_per_token: float) -> float:
+        """Seconds for a prompt of so many tokens; by the prior before anything was learned."""
+        s_per_token = self._sum_s / self._tokens if self._tokens else prior_s_per_token
+        return self._wait_s + s_per_token * tokens
+
+    def learn(self, wait_s: float, transfer_s: float, tokens: int) -> None:
+        """Note a wait for a decode worker, then the time until it gave its first token."""
+        self._wait_s += (wait_s - self._wait_s) * _LEARNED
+        self._sum_s += transfer_s - self._sum_s * _LEARNED
+        self._tokens += tokens - self._tokens * _LEARNED
+
+
+_LEARNED: Final = 0.05
+"""Weight of the newest transfer."""
+
+
 class Pool(PoolState):
     """A pool as it is served: the state of its workers, and all that serves and learns of them.
 
@@ -60,6 +85,8 @@ class Pool(PoolState):
         """Whether `prefixes` bind requests; else they only serve a shadow's predictions."""
         self.gossip = PrefixGossip()
         """The part of `prefixes` that this replica tells the others."""
+        self.transfer = TransferTime()
+        """To its engines, where they only decode."""
         self.parts: Mapping[tuple[Hashable, ...], Any] = {}
         """These parts by what they are made from, as of `ModelRuntime.parts`."""
 

@@ -13,7 +13,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 EXPOSED: Final = (
     *("x-request-id", "x-sluice-reason", "x-sluice-estimated-tokens", "x-sluice-model"),
     *("x-sluice-pool", "x-sluice-worker", "x-sluice-spilled", "x-sluice-compressed"),
-    *("x-sluice-queue-ms", "x-sluice-budget", "retry-after", "retry-after-ms", "x-should-retry"),
+    *("x-sluice-prefill-worker", "x-sluice-queue-ms", "x-sluice-budget"),
+    *("retry-after", "retry-after-ms", "x-should-retry"),
     *("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
     *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
 )

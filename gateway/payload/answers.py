@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from gateway.payload import schema
 from gateway.payload.schema import Inner, Said
 from gateway.records.attempt import Usage
 from gateway.records.endpoint import Endpoint
@@ -127,6 +128,15 @@ OTHER: Final = StreamShape(ends=_FINISH_REASON, must_end=False)
 def stream_shape(endpoint: Endpoint) -> StreamShape:
     """The endpoint's row of the table."""
     return _SHAPES.get(endpoint.name, OTHER)
+
+
+def handed_over(body: bytes) -> bytes:
+    """Where a prefill's answer says that the KV cache of its prompt is; b"" if it says nothing."""
+    try:
+        params = bytes(msgspec.json.decode(body, type=schema.Prefilled).kv_transfer_params)
+    except msgspec.DecodeError:
+        return b""
+    return params if params.startswith(b"{") else b""
 
 
 # -- framing

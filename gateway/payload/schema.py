@@ -280,6 +280,12 @@ class Choice(Struct, gc=False):
     text: Raw = ABSENT
 
 
+class Prefilled(Struct):
+    """What is read of the answer of vLLM's prefill engine."""
+
+    kv_transfer_params: Raw = ABSENT
+
+
 class Inner(Struct):
     """A response or message within an event; the delta of a message."""
 

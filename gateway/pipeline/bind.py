@@ -217,6 +217,8 @@ class Binder:
 
 def pools_of(attempts: Attempts) -> tuple[int, ...]:
     """The pools that may serve a request: first the one that its lease is in."""
+    if attempts.pools:
+        return attempts.pools
     plan, held_in = attempts.sending.plan, attempts.lease.current.pool
     pools = (plan.pool, *plan.alternates)
     if held_in == plan.pool:
@@ -257,11 +259,13 @@ def job_of(attempts: Attempts, now_s: float) -> Job:
         2 if lease.spilled else PRIORITY_CLASS[principal.service_class],
         attempts.served.admission.rates.share(principal.tokens_per_s),
         estimate.cap_tokens,
-        lease.cost_tokens,
+        attempts.held_tokens,
         lease.sequences,
-        stream=attempts.facts.stream,
+        # A prefill's answer comes with its first token.
+        stream=attempts.facts.stream or bool(attempts.pools),
         tenant=principal.tenant,
         slo_s=principal.slo_ms / 1000,
+        after_s=attempts.after_s,
     )
 
 

@@ -1,5 +1,6 @@
 """Stages 7 to 9: bind, queue, dispatch and forward, repeated while an attempt may be repeated.
 
+A pool in phases has its prompts computed by other engines first (`gateway.pipeline.phases`).
 An attempt that fails before the client saw a byte is tried on another worker, in an alternate
 pool, or, after a context overflow, in the next larger window. The request keeps its one lease.
 
@@ -38,8 +39,15 @@ from gateway.payload.members import (
     with_usage,
 )
 from gateway.payload.multipart import written
-from gateway.pipeline.bind import Binder
+from gateway.pipeline.bind import Binder, pools_of
 from gateway.pipeline.forward import Relay
+from gateway.pipeline.phases import (
+    PREFILLED_BYTES,
+    PhaseRunner,
+    in_phase,
+    judged,
+    new_engine_id,
+)
 from gateway.pipeline.plan import overflow_param
 from gateway.pipeline.request_progress import Attempts, Sending, answer_lines, require
 from gateway.ports import ClientReply, LeaseStore, Upstream, UpstreamCall
@@ -75,6 +83,9 @@ class Dispatcher:
         self._reclaims: set[asyncio.Task[None]] = set()
         self._suspects = Suspects()
         self.binder = Binder(clock)
+        self._phases = PhaseRunner(
+            attempt=self._attempt, bind=self._bind, upstream=upstream, clock=clock
+        )
 
     async def run(self, reply: ClientReply, attempts: Attempts) -> Outcome:
         """The answer, from whatever worker gave it. Raises Refusal before a byte was sent."""
@@ -82,51 +93,73 @@ class Dispatcher:
         tried: list[tuple[int, int]] = []
         sent = 0
         last: Fault | None = None
-        preferred = None
-        if facts.previous_response_id is not None:
-            preferred = served.fleet.stored_at(facts.previous_response_id)
+        phases, response_id = served.fleet.phases, facts.previous_response_id
+        preferred = None if response_id is None else served.fleet.stored_at(response_id)
         try:
             while True:
-                binding = await self._bind(attempts, tried, preferred, last)
-                if binding.pool != lease.current.pool:
-                    await lease.transfer(binding.pool)
-                    _uncut(attempts, binding.pool)
-                attempts.binding = binding
-                result = await self._attempt(reply, attempts, binding)
+                result = await self._phases.prefill(reply, attempts) if phases else None
+                if result is None:
+                    binding = await self._bind(attempts, tried, preferred, last)
+                    if binding.pool != lease.current.pool:
+                        await lease.transfer(binding.pool)
+                        _uncut(attempts, binding.pool)
+                        if phases:  # the prompt is computed for the pool that decodes
+                            self.binder.release(attempts)
+                            continue
+                    attempts.binding = binding
+                    result = await (
+                        self._attempt(reply, attempts, binding)
+                        if attempts.prefill is None
+                        else self._phases.decode(reply, attempts, binding)
+                    )
                 if isinstance(result, Outcome):
-                    if result.response_id is not None:
-                        _remember(attempts, binding, result, result.response_id)
-                    return result
+                    return _remembered(attempts, result)
                 last = result
-                tried.append((binding.pool, binding.worker))
-                sent += attempts.relay is not None and attempts.relay.sent
-                larger = larger_pools(served.routing, binding.pool)
-                step = next_step(
-                    result,
-                    sent=sent,
-                    max_attempts=served.fleet.max_attempts,
-                    # What continues nobody's state is safe to send to a second engine.
-                    repeatable=facts.previous_response_id is None,
-                    larger_pool=bool(larger),
-                    guilty=bool(attempts.guilty),
-                )
-                if step == "give_up" or len(tried) > _MAX_TRIED:
-                    return await self._give_up(reply, attempts, result)
-                if step != "rescue":
-                    self._metrics.retries.add(result.kind)
-                    continue
-                # The original goes to the next larger window before a byte was sent.
-                self._metrics.misroutes.add("overflow")
-                attempts.rescued = True
-                await lease.transfer(larger[0])
-                plan, alternates = attempts.sending.plan, tuple(larger[1:])
-                plan = msgspec.structs.replace(plan, pool=larger[0], alternates=alternates)
-                attempts.sending = attempts.sending._replace(plan=plan)
-                _uncut(attempts, larger[0])
+                if not result.at_prefill:
+                    tried.append((binding.pool, binding.worker))
+                    sent += attempts.relay is not None and attempts.relay.sent
+                given_up = await self._go_on(reply, attempts, result, sent, len(tried))
+                if given_up is not None:
+                    return given_up
         finally:
             attempts.over = None  # it holds the request, which holds the attempts
+            if phases:
+                self._phases.ended(attempts)
             if attempts.scheduler is not None:
                 self.binder.release(attempts)
+
+    async def _go_on(
+        self, reply: ClientReply, attempts: Attempts, fault: Fault, sent: int, tried: int
+    ) -> Outcome | None:
+        """After a failed attempt: what the client was told, or None where another one follows.
+
+        `sent`, `tried`: attempts so far, those that reached an engine and all.
+        """
+        served, lease, facts = attempts.served, attempts.lease, attempts.facts
+        larger = larger_pools(served.routing, lease.current.pool)
+        step = next_step(
+            fault,
+            sent=sent if attempts.prefill is None else sent + attempts.prefill.sent,
+            max_attempts=served.fleet.max_attempts,
+            # What continues nobody's state is safe to send to a second engine.
+            repeatable=facts.previous_response_id is None,
+            larger_pool=bool(larger),
+            guilty=bool(attempts.guilty),
+        )
+        if step == "give_up" or tried > _MAX_TRIED:
+            return await self._give_up(reply, attempts, fault)
+        if step != "rescue":
+            self._metrics.retries.add(fault.kind)
+            return None
+        # The original goes to the next larger window before a byte was sent.
+        self._metrics.misroutes.add("overflow")
+        attempts.rescued = True
+        await lease.transfer(larger[0])
+        plan, alternates = attempts.sending.plan, tuple(larger[1:])
+        plan = msgspec.structs.replace(plan, pool=larger[0], alternates=alternates)
+        attempts.sending = attempts.sending._replace(plan=plan)
+        _uncut(attempts, larger[0])
+        return None
 
     async def _bind(
         self,
@@ -142,6 +175,8 @@ class Dispatcher:
             try:
                 placed = self.binder.bind(attempts, tried, preferred)
             except Unavailable:
+                if attempts.pools:
+                    raise
                 if last is not None and last.kind in ("busy", "server_error") and last.body:
                     raise engine_refusal(last) from None
                 if not await self.binder.wait_for_workers(attempts):
@@ -176,7 +211,8 @@ class Dispatcher:
             if attempts.task is None or not attempts.awaits or attempts.moved or sent:
                 continue
             if _may_move(attempts, now_s):
-                attempts.moved = pending.moving = True
+                attempts.moved = True
+                attempts.stopped = Fault(kind="frozen", message="it gave no token to anybody")
                 attempts.task.cancel()
 
     async def _attempt(
@@ -186,33 +222,16 @@ class Dispatcher:
         served, lease, incoming = attempts.served, attempts.lease.current, attempts.incoming
         pool = served.fleet.pools[binding.pool]
         worker = pool.addresses[binding.worker]
-        usage, running = asks_usage(attempts, binding)
-        call = upstream_call(attempts, binding, usage=usage, running=running)
-        attempts.relay = relay = Relay(
-            incoming,
-            attempts.facts,
-            reply,
-            self._clock,
-            call,
-            answer_lines(attempts),
-            strip_usage=usage,
-            strip_running=running,
-            bytes_per_token=attempts.sending.estimate.ratio,
-            window_tokens=served.routing.pools[binding.pool].window_tokens,
-            timer=attempts.timer,
-        )
+        attempts.relay = relay = self._relay(reply, attempts, binding)
         started_s = self._clock()
         if attempts.sent_s is None:
-            attempts.sent_s = started_s
+            attempts.sent_s, attempts.waited_s = started_s, attempts.queue_s
         attempts.slot_read_nano = _slot_nano(attempts, binding, started_s)
         relay.on_end = partial(self._ends, attempts, binding)
-        fleet.start(pool, binding.worker, lease.sequences, lease.cost_tokens)
+        held_tokens = attempts.held_tokens
+        fleet.start(pool, binding.worker, lease.sequences, held_tokens)
         # What is watched of an attempt while it is under way.
-        estimate = attempts.sending.estimate
-        output_tokens = 0 if attempts.facts.stream else estimate.output_tokens
-        predicted_s = 0.0 if attempts.job is None else attempts.job.quantile_s
-        most_s = allowed_s(estimate.input_tokens_total, output_tokens, predicted_s)
-        pending = Pending(attempts, self._clock(), most_s, relay.emitted)
+        pending = Pending(attempts, self._clock(), _allowed_s(attempts), relay.emitted)
         attempts.awaits = True
         pool.engine_of[binding.worker].progress.begin(pending)
         result = "cancelled"
@@ -221,21 +240,22 @@ class Dispatcher:
             self.binder.expect_first(attempts, relay)
             attempts.timer.end("dispatch")
             answer = await relay.run(self._upstream, worker)
+            if attempts.handover is not None:
+                answer = judged(attempts, answer)
             attempts.told = None if relay.broke is None else told(relay.broke)
             result = answer.label if isinstance(answer, Outcome) else answer.result
         except asyncio.CancelledError:
-            task = attempts.task
-            if task is None or not pending.moving or task.uncancel():
+            task, stopped, attempts.stopped = attempts.task, attempts.stopped, None
+            if task is None or stopped is None or task.uncancel():
                 raise
-            answer = Fault(kind="frozen", message="it gave no token to anybody")
-            result = answer.kind
+            answer, result = stopped, stopped.kind
         finally:
             attempts.awaits, relay.on_end = False, None
             if waiting is not None:
                 waiting.cancel()
             ended_s = self._clock()
             _count_slot(attempts, binding, ended_s)
-            fleet.finish(pool, binding.worker, lease.sequences, lease.cost_tokens)
+            fleet.finish(pool, binding.worker, lease.sequences, held_tokens)
             computed = result == "ok" and incoming.endpoint.computes
             pool.engine_of[binding.worker].progress.end(pending, answered=computed)
             if attempts.scheduler is not None:
@@ -254,9 +274,35 @@ class Dispatcher:
         self._note_health(attempts, binding, answer)
         return answer
 
+    def _relay(self, reply: ClientReply, attempts: Attempts, binding: Binding) -> Relay:
+        """One call to the bound worker, and its answer's way."""
+        usage, running = asks_usage(attempts, binding)
+        call = upstream_call(attempts, binding, usage=usage, running=running)
+        served, pool = attempts.served, attempts.lease.current.pool
+        relay = Relay(
+            attempts.incoming,
+            attempts.facts,
+            reply,
+            self._clock,
+            call,
+            answer_lines(attempts),
+            strip_usage=usage,
+            strip_running=running,
+            bytes_per_token=attempts.sending.estimate.ratio,
+            window_tokens=served.routing.pools[pool].window_tokens,
+            timer=attempts.timer,
+        )
+        if attempts.pools:
+            relay.held_bytes = PREFILLED_BYTES
+        return relay
+
     async def _ends(self, attempts: Attempts, binding: Binding, outcome: Outcome) -> None:
         """The client is about to see the answer's end."""
-        _count_slot(attempts, binding, self._clock())
+        now_s = self._clock()
+        _count_slot(attempts, binding, now_s)
+        for side in () if attempts.prefill is None else attempts.prefill.sides:
+            if side.awaits and side.binding is not None:
+                _count_slot(side, side.binding, now_s)
         if attempts.over is not None:
             await attempts.over(outcome)
 
@@ -294,7 +340,7 @@ class Dispatcher:
         elif answer.kind == "connect":
             fleet.unreachable(pool, worker)
             return
-        elif answer.kind in ("local", "frozen"):  # not its fault, or told already
+        elif answer.kind in ("local", "frozen", "handover"):  # not its fault, or told already
             return
         elif answer.kind == "not_served":
             _not_served(attempts, binding)
@@ -387,9 +433,22 @@ def _not_served(attempts: Attempts, binding: Binding) -> None:
     fleet.unfit(pool, binding.worker, f"it answered that it does not serve '{name}'")
 
 
-def _remember(attempts: Attempts, binding: Binding, outcome: Outcome, response_id: str) -> None:
+def _allowed_s(attempts: Attempts) -> float:
+    """How long an attempt may take to its first byte before its engine is called silent."""
+    estimate = attempts.sending.estimate
+    output_tokens = 0 if attempts.facts.stream else estimate.output_tokens
+    predicted_s = 0.0 if attempts.job is None else attempts.job.quantile_s
+    most_s = allowed_s(estimate.input_tokens_total, output_tokens, predicted_s)
+    if attempts.handover is not None and not attempts.pools:
+        most_s *= 2  # decode may wait for its prefill; of the two that is to be found first
+    return most_s
+
+
+def _remembered(attempts: Attempts, outcome: Outcome) -> Outcome:
     """Note a stored response, its owner, and the tokens that its next turn begins with."""
-    usage = outcome.usage
+    binding, usage, response_id = attempts.binding, outcome.usage, outcome.response_id
+    if response_id is None or binding is None:
+        return outcome
     tokens = 0 if usage is None else usage.completion_tokens
     if usage is not None and usage.source == "engine":
         tokens += usage.prompt_tokens
@@ -398,15 +457,18 @@ def _remember(attempts: Attempts, binding: Binding, outcome: Outcome, response_i
     pool = attempts.served.fleet.pools[binding.pool].name
     location = ResponseLocation(pool, binding.worker, attempts.principal.tenant, tokens)
     attempts.served.fleet.response_affinity.remember(response_id, location)
+    return outcome
 
 
 def _may_move(attempts: Attempts, now_s: float) -> bool:
     """Whether a request can be sent again, and to a worker that nothing is wrong with."""
-    plan, binding = attempts.sending.plan, require(attempts.binding)
+    binding = require(attempts.binding)
+    if attempts.handover is not None and attempts.handover.prefills:
+        return True  # decode computes the prompt, too
     if attempts.facts.previous_response_id is not None:
         return False
     tried = {(attempt.pool, attempt.worker) for attempt in attempts.done}
-    for index in {binding.pool, plan.pool, *plan.alternates}:
+    for index in {binding.pool, *pools_of(attempts)}:
         pool = attempts.served.fleet.pools[index]
         for worker in fleet.available(pool, now_s):
             here = index == binding.pool and worker == binding.worker
@@ -427,12 +489,10 @@ def upstream_call(
     if incoming.trace.trace_id:
         # The attempt's span is the parent of the engine's.
         lines = lines_to_engine(lines, incoming.trace, len(attempts.done) + 1)
-    # The engine's log is searched by the part of the id that is the lease's. Engines that refuse
-    # an id in use, or abort by id, would let whoever knows another's id in advance end its
-    # requests. So it is never the client's, and nobody can predict it.
-    engine_id = f"{incoming.lease_id}-{secrets.token_hex(8)}".encode()
-    lines = b"%bx-request-id: %b\r\n" % (lines, engine_id)
-    if not served.routing.observe and served.routing.pools[binding.pool].tells_flow:
+    handover, routed = attempts.handover, attempts.lease.current.pool
+    engine_id = new_engine_id(attempts) if handover is None else handover.engine_id
+    lines = b"%bx-request-id: %b\r\n" % (lines, engine_id.encode())
+    if not served.routing.observe and served.routing.pools[routed].tells_flow:
         # An inference gateway before the engines shares by tenant and ranks by class. The names are
         # the llm-d router's, and those of the Gateway API Inference Extension before it.
         tenant, objective = attempts.principal.tenant, attempts.principal.service_class
@@ -461,27 +521,26 @@ def upstream_call(
     if worker.rank is not None and worker.rank_by == "body":
         insert["data_parallel_rank"] = b"%d" % worker.rank
     if not served.routing.observe:
-        _add(attempts, binding, replace, insert)
+        _add(attempts, replace, insert)
     if usage or running:
         options = with_usage(facts.members.get("stream_options"), running=running)
         (replace if facts.has_stream_options else insert)["stream_options"] = options
+    remove = facts.steering_fields
+    if handover is not None:
+        remove = in_phase(handover, facts, insert, remove)
     # A compressed body is another one. What is inserted steers: a client's own is removed.
     places = facts.places if body is incoming.body else ()
-    edited = edits(
-        body, replace=replace, insert=insert, remove=facts.steering_fields, places=places
-    )
+    edited = edits(body, replace=replace, insert=insert, remove=remove, places=places)
     return _call(attempts, lines, [body] if edited is None else edited)
 
 
-def _add(
-    attempts: Attempts, binding: Binding, replace: dict[str, bytes], insert: dict[str, bytes]
-) -> None:
+def _add(attempts: Attempts, replace: dict[str, bytes], insert: dict[str, bytes]) -> None:
     """What the gateway itself wants of the engine: an output limit, a priority, a cache's salt."""
     served, facts, lease = attempts.served, attempts.facts, attempts.lease.current
     endpoint, scheduling = attempts.incoming.endpoint, served.scheduling
     cap = None
     if endpoint.generates:
-        cap = defaulted_cap(served.routing, attempts.sending.estimate, binding.pool)
+        cap = defaulted_cap(served.routing, attempts.sending.estimate, lease.pool)
     if cap is not None:
         field = _CAP_FIELDS.get(endpoint.name, "max_tokens")
         # The client's own may be there, and null: of two the engine would take the last.

@@ -57,7 +57,7 @@ class Relay:
         *("_answered", "_bytes_per_token", "_call", "_clock", "_end_bytes", "_endpoint"),
         *("_facts", "_last_s", "_lines", "_meter", "_reply", "_response_id", "_started_s"),
         *("_strip_running", "_strip_usage", "_timer", "_window_tokens", "broke", "first_s"),
-        *("on_end", "on_first", "priority_refused", "sent"),
+        *("held_bytes", "on_end", "on_first", "priority_refused", "sent"),
     )
 
     def __init__(
@@ -108,6 +108,7 @@ class Relay:
         self._response_id: str | None = None
         self._answered: Outcome | None = None
         """What an answer comes to whose end is being sent."""
+        self.held_bytes = HELD_BYTES
         self.sent = False
         """The request reached an engine (or may have)."""
         self.broke: Refusal | None = None
@@ -315,7 +316,7 @@ class Relay:
         """
         body = None if first else response.take_whole()
         if body is None:
-            body, ended = await _read_some(response, first)
+            body, ended = await _read_some(response, first, self.held_bytes)
             if response.status == 200 and not ended:
                 return await self._large(response, kind, body)
         status, answer = response.status, Answer()
@@ -403,12 +404,12 @@ def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes, other: bytes 
     return other
 
 
-async def _read_some(response: UpstreamResponse, first: bytes) -> tuple[bytes, bool]:
-    """What fits into HELD_BYTES, or a little more, and whether that is all."""
+async def _read_some(response: UpstreamResponse, first: bytes, most: int) -> tuple[bytes, bool]:
+    """What fits into `most` bytes, or a little more, and whether that is all."""
     first = first or await response.read()
     chunks = [first]
     size = len(first)
-    while size <= HELD_BYTES and chunks[-1]:
+    while size <= most and chunks[-1]:
         chunks.append(await response.read())
         size += len(chunks[-1])
     return first if len(chunks) == 1 else b"".join(chunks), not chunks[-1]

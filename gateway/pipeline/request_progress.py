@@ -13,16 +13,16 @@ import msgspec
 from gateway.admission.denials import limit_lines, title
 from gateway.errors import Told
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelRuntime, Pool, Prefix
+from gateway.fleet.model_runtime import ModelRuntime, Phases, Pool, Prefix
 from gateway.metrics import UNTIMED, StageTimer
 from gateway.pipeline.forward import Relay
 from gateway.pipeline.plan import Asked
 from gateway.ports import LeaseStore, Lines
-from gateway.records.attempt import Attempt, Binding, Outcome, Usage
+from gateway.records.attempt import Attempt, Binding, Handover, Outcome, Usage
 from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
-from gateway.routing.retry import Harm
+from gateway.routing.retry import Fault, Harm
 from gateway.scheduling.prefix_index import ExpectedHit, PrefixIndex
 from gateway.scheduling.scheduler import Job, Points, Scheduler
 
@@ -131,15 +131,25 @@ class PrefixEntry:
         if expected is not None and self._index is not None:
             self._index.withdraw(self._points, self._worker, expected, self._tokens_per_byte)
 
+    def correct(self, pool: Pool, worker: int, reported: Usage | None) -> None:
+        """What the worker was expected to hold of the prompt, against what it says it held."""
+        if self.expected is None or reported is None or reported.source != "engine":
+            return
+        if reported.cached_reported:
+            pool.reports_cached.add(worker)
+        if pool.prefixes is not None and worker in pool.reports_cached:
+            pool.prefixes.correct(worker, self.expected, reported.cached_tokens)
+
 
 class Attempts:
     """A request that holds a lease: what is sent where, and what came of it."""
 
     __slots__ = (
-        *("asked", "assumed", "awaits", "binding", "blamed", "compress_s", "done", "entry"),
-        *("facts", "guilty", "incoming", "job", "lease", "moved", "over", "principal", "queue_s"),
-        *("relay", "rescued", "scheduler", "sending", "sent_s", "served", "slot_nano"),
-        *("slot_read_nano", "task", "timer", "told", "whole"),
+        *("after_s", "asked", "assumed", "awaits", "binding", "blamed", "compress_s", "done"),
+        *("entry", "facts", "guilty", "handover", "incoming", "job", "lease", "moved", "over"),
+        *("pools", "prefill", "principal", "queue_s", "relay", "rescued", "scheduler", "sending"),
+        *("sent_s", "served", "slot_nano", "slot_read_nano", "stopped", "task", "timer", "told"),
+        *("waited_s", "whole"),
     )
 
     def __init__(
@@ -166,7 +176,8 @@ class Attempts:
         self.relay: Relay | None = None
         self.queue_s = 0.0
         self.sent_s: float | None = None
-        """When the first attempt was sent."""
+        """When the first attempt was sent, after `waited_s` in queues."""
+        self.waited_s = 0.0
         self.slot_nano = 0.0
         """What its time at workers costs, where they have a price by the hour."""
         self.slot_read_nano = 0.0
@@ -176,6 +187,16 @@ class Attempts:
         """Whether its task waits for an engine."""
         self.moved = False
         """Taken from a frozen engine to another, which is done once."""
+        self.stopped: Fault | None = None
+        """Why the gateway itself cancelled the attempt that is under way."""
+        self.prefill: PrefillPhase | None = None
+        """Where its pool is in phases."""
+        self.handover: Handover | None = None
+        """What the next call tells its engine of the other phase."""
+        self.pools: tuple[int, ...] = ()
+        """The only pools that may serve it; () as planned. Of the first of two phases."""
+        self.after_s = 0.0
+        """Expected from the end of that to the first token."""
         self.rescued = False
         self.guilty: Harm = ""
         """What two engines came to on this request's body."""
@@ -191,11 +212,58 @@ class Attempts:
         self.entry = PrefixEntry(points) if points else None
 
     @property
+    def held_tokens(self) -> int:
+        """KV tokens that it holds at a worker: of a prefill, its prompt's."""
+        if self.pools:
+            return self.sending.estimate.input_tokens_total
+        return self.lease.current.cost_tokens
+
+    @property
     def sent(self) -> bool:
         """Whether an engine may have got the request: not every connection failed."""
         if self.relay is not None and self.relay.sent:
             return True
         return any(attempt.result not in ("local", "connect") for attempt in self.done)
+
+
+class PrefillPhase:
+    """The first phase of a request whose pool has its prompts computed by other engines."""
+
+    __slots__ = (
+        *("answered_s", "handover", "phases", "pool", "sent", "sides", "skipped", "transfer_s"),
+        *("tried", "usage", "wait_s"),
+    )
+
+    def __init__(self) -> None:
+        self.sides: list[Attempts] = []
+        """Its attempts, each as a request of its own that shares the lease. They do not know it."""
+        self.tried: list[tuple[int, int]] = []
+        """Prefill pools and workers that failed it."""
+        self.sent = 0
+        """Attempts that failed and had reached an engine."""
+        self.wait_s = 0.0
+        """In queues for prefill workers."""
+        self.begin(-1, None)
+
+    def begin(self, pool: int, phases: Phases | None) -> None:
+        """It is for this routed pool from here on."""
+        self.pool, self.phases = pool, phases
+        self.skipped = ""
+        """Why decode computes the prompt."""
+        self.handover: Handover | None = None
+        """A computed prompt that no decode engine has fetched yet, as far as is known."""
+        self.usage: Usage | None = None
+        """As the prefill engine told it."""
+        self.answered_s: float | None = None
+        self.transfer_s: float | None = None
+
+    @property
+    def worker(self) -> str:
+        """Id of the last prefill worker that was asked; "" if none was."""
+        side = self.sides[-1] if self.sides else None
+        if side is None or side.binding is None:
+            return ""
+        return side.served.fleet.pools[side.binding.pool].workers[side.binding.worker]
 
 
 class RequestProgress:
@@ -271,6 +339,8 @@ def answer_lines(attempts: Attempts) -> Lines:
             f"x-sluice-compressed: {attempts.sending.prompt.compressed}\r\n"
             f"x-sluice-queue-ms: {int(attempts.queue_s * 1000)}\r\n"
         )
+    if attempts.prefill is not None and (worker := attempts.prefill.worker):
+        lines += f"x-sluice-prefill-worker: {worker}\r\n"
     # Budgets that warn, and x-ratelimit-* where limits are enforced.
     if lease.uses:
         warned = [

@@ -30,7 +30,7 @@ from gateway.admission.terms import DenialReason
 from gateway.fleet.model_runtime import PRIORITY_FLAGS, ModelRuntime
 from gateway.metrics import Metrics
 from gateway.pipeline.plan import points
-from gateway.pipeline.request_progress import Attempts, RequestProgress
+from gateway.pipeline.request_progress import Attempts, PrefillPhase, RequestProgress
 from gateway.ports import LeaseStore, RecordSink, Settlement
 from gateway.records.attempt import Binding, Outcome, Usage
 from gateway.records.decision import (
@@ -38,6 +38,7 @@ from gateway.records.decision import (
     NO_COMPRESSION,
     NO_ESTIMATE,
     NO_PLAN,
+    NO_PREFILL,
     NO_SCHEDULING,
     NO_USAGE,
     AdmissionSection,
@@ -45,6 +46,7 @@ from gateway.records.decision import (
     DecisionRecord,
     EstimateSection,
     PlanSection,
+    PrefillSection,
     RequestSection,
     SchedulingSection,
     TimingSection,
@@ -122,14 +124,18 @@ class Settler:
                     PRIORITY_FLAGS[kind],
                 )
             if outcome.usage is not None:
-                progress.usage = self._believed(attempts, outcome.usage)
+                reported = cached_at_prefill(attempts, outcome.usage)
+                progress.usage = self._believed(attempts, reported)
             dispatched = attempts.sent
             if dispatched and progress.incoming.endpoint.computes:
                 progress.charged = charged = charged_of(
                     outcome, progress.usage, attempts.sending.estimate
                 )
                 if charged is not None:
-                    progress.cost_nano = cost_of(served, charged, attempts.slot_nano)
+                    owed = attempts.slot_nano
+                    if attempts.prefill is not None:
+                        owed += sum([side.slot_nano for side in attempts.prefill.sides])
+                    progress.cost_nano = cost_of(served, charged, owed)
             settlement = Settlement(
                 usage=progress.charged,
                 dispatched=dispatched and outcome.label != "fell_back",
@@ -269,14 +275,9 @@ def learn(attempts: Attempts, outcome: Outcome, taught: set[Lesson]) -> None:
         )
     if not outcome.completed:
         return
-    # What the worker was expected to hold of the prompt, against what it says it held.
     entry, binding = attempts.entry, attempts.binding
-    if entry is not None and entry.expected and binding is not None and reported is not None:
-        pool = served.fleet.pools[binding.pool]
-        if reported.cached_reported:
-            pool.reports_cached.add(binding.worker)
-        if pool.prefixes is not None and binding.worker in pool.reports_cached:
-            pool.prefixes.correct(binding.worker, entry.expected, reported.cached_tokens)
+    if entry is not None and binding is not None and attempts.prefill is None:
+        entry.correct(served.fleet.pools[binding.pool], binding.worker, reported)
     # A conversation that an engine holds as it came: its next turn is not compressed.
     if served.compression is not None and sending.prompt.only_pool is None:
         begins = sending.prefix.points or points(attempts.asked, facts.members)
@@ -346,6 +347,9 @@ def record_of(progress: RequestProgress, *, prompts: bool) -> DecisionRecord:
         scheduling=NO_SCHEDULING
         if attempts is None or binding is None
         else _scheduling(attempts, binding),
+        prefill=NO_PREFILL
+        if attempts is None or attempts.prefill is None
+        else _prefill(attempts, attempts.prefill),
         attempts=() if attempts is None else tuple(attempts.done),
         usage=NO_USAGE if charged is None else usage_section(charged, progress.cost_nano),
         timing=_timing(progress),
@@ -426,6 +430,40 @@ def _scheduling(attempts: Attempts, binding: Binding) -> SchedulingSection:
     )
 
 
+def _prefill(attempts: Attempts, phase: PrefillPhase) -> PrefillSection:
+    if phase.phases is None:
+        return NO_PREFILL
+    side = phase.sides[-1] if phase.sides else None
+    job = None if side is None else side.job
+    duration_ms = None
+    if side is not None and side.sent_s is not None and phase.answered_s is not None:
+        duration_ms = (phase.answered_s - side.sent_s) * 1000
+    return PrefillSection(
+        pool=attempts.served.fleet.pools[phase.phases.prefill].name,
+        worker=phase.worker or None,
+        skipped=phase.skipped or None,
+        wait_ms=phase.wait_s * 1000,
+        duration_ms=duration_ms,
+        predicted_s=None if job is None else job.expected_s + job.after_s or None,
+        expected_hit_tokens=None if job is None else job.hit_tokens,
+        transfer_s=phase.transfer_s,
+    )
+
+
+def cached_at_prefill(attempts: Attempts, usage: Usage) -> Usage:
+    """Usage with the cached tokens of the engine that computed the prompt.
+
+    To the decode engine all that it fetched was cached.
+    """
+    phase = attempts.prefill
+    first = None if phase is None or phase.skipped else phase.usage
+    if first is None or first.source != "engine" or usage.source != "engine":
+        return usage
+    return msgspec.structs.replace(
+        usage, cached_tokens=first.cached_tokens, cached_reported=first.cached_reported
+    )
+
+
 def usage_section(charged: Usage, cost: int | None = None) -> UsageSection:
     """What is metered and its cost in nano-units."""
     return UsageSection(
@@ -439,12 +477,13 @@ def usage_section(charged: Usage, cost: int | None = None) -> UsageSection:
 
 def _timing(progress: RequestProgress) -> TimingSection:
     received_s, outcome = progress.incoming.received_s, progress.outcome
-    queue_s, sent_s, compress_s = 0.0, None, None
+    queue_s, sent_s, compress_s, waited_s = 0.0, None, None, 0.0
     if (attempts := progress.attempts) is not None:
         queue_s, sent_s, compress_s = attempts.queue_s, attempts.sent_s, attempts.compress_s
+        waited_s = attempts.waited_s
     return TimingSection(
         queue_ms=queue_s * 1000,
-        overhead_ms=None if sent_s is None else (sent_s - received_s - queue_s) * 1000,
+        overhead_ms=None if sent_s is None else (sent_s - received_s - waited_s) * 1000,
         compress_ms=None if compress_s is None else compress_s * 1000,
         ttft_s=outcome.ttft_s,
         tpot_s=outcome.tpot_s,
@@ -514,6 +553,12 @@ def _count_times(metrics: Metrics, record: DecisionRecord) -> None:
         metrics.ttft.observe(timing.ttft_s, model, pool)
         if record.stream and record.entitlement is not None:
             metrics.tenant_ttft.observe(timing.ttft_s, model, record.entitlement)
+    if (first := record.prefill).pool is not None:
+        metrics.prefills.add(first.pool, first.skipped or "ok")
+        if first.duration_ms is not None:
+            metrics.prefill.observe(first.duration_ms / 1000, first.pool)
+        if first.transfer_s is not None:
+            metrics.transfer.observe(first.transfer_s, pool)
     if timing.tpot_s is not None:
         metrics.tpot.observe(timing.tpot_s, model, pool)
     if timing.compress_ms is not None:

@@ -1,5 +1,6 @@
 """A worker, where it is found and when it leaves the rotation; an attempt, and how it ended."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from gateway.records.record import Record
@@ -101,6 +102,17 @@ class Attempt(Record, frozen=True, kw_only=True):
     start_ms: float = 0.0
     """From the request's arrival."""
     duration_ms: float = 0.0
+
+
+class Handover(Record, frozen=True, kw_only=True):
+    """What one call of a request in phases tells its engine of the other phase's."""
+
+    engine_id: str
+    """Id of the request at the engines, in both phases."""
+    members: Mapping[str, bytes]
+    """Members of the body, as JSON: where the KV cache of the prompt is, or shall go."""
+    prefills: bool = False
+    """Only the prompt shall be computed, for another engine that asks for the result."""
 
 
 class Outcome(Record, frozen=True, kw_only=True):

@@ -138,6 +138,28 @@ class SchedulingSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Mean predicted prefill there."""
 
 
+class PrefillSection(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The first phase of a request whose pool has its prompts computed by other engines."""
+
+    pool: str | None = None
+    worker: str | None = None
+    """The last one that was asked; None if none was."""
+    skipped: str | None = None
+    """Why decode computed the prompt: short, endpoint, sequences, prompt_logprobs,
+    no_prefill_worker, not_handed_over (prefill answered without the KV cache's place), failed."""
+    wait_ms: float = 0.0
+    """In the gateway, for a prefill worker."""
+    duration_ms: float | None = None
+    """From the request to the prefill worker to its answer."""
+    predicted_s: float | None = None
+    """Predicted time from there to the first token that the client sees."""
+    expected_hit_tokens: int | None = None
+    """Prompt tokens that the worker's prefix cache was expected to hold."""
+    transfer_s: float | None = None
+    """From the request to the decode worker (with SGLang, from the end of the prefill if that is
+    later) to its first token, transfer included; streams only."""
+
+
 class UsageSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Metered tokens."""
 
@@ -166,6 +188,7 @@ NO_PLAN = PlanSection()
 NO_ADMISSION = AdmissionSection()
 NO_COMPRESSION = CompressionSection()
 NO_SCHEDULING = SchedulingSection()
+NO_PREFILL = PrefillSection()
 NO_USAGE = UsageSection()
 NO_TIMING = TimingSection()
 
@@ -207,6 +230,7 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     admission: AdmissionSection = NO_ADMISSION
     compression: CompressionSection = NO_COMPRESSION
     scheduling: SchedulingSection = NO_SCHEDULING
+    prefill: PrefillSection = NO_PREFILL
     attempts: tuple[Attempt, ...] = ()
     usage: UsageSection = NO_USAGE
     timing: TimingSection = NO_TIMING

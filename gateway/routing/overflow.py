@@ -206,7 +206,7 @@ def engine_refusal(fault: Fault) -> Refusal:
             return Unavailable(why, reason="no_worker_ready", retry_after_s=2.0)
         case "timeout":
             return Refusal("The engine did not answer in time.", reason="engine_timeout")
-        case "server_error":
+        case "server_error" | "handover":
             why = f"The engine failed ({fault.message}).{detail}"
             return Refusal(why, reason="engine_error")
         case _:

@@ -9,6 +9,7 @@
 - A live engine is busy: try another worker, without a health penalty.
 - The engine does not serve the model, or the LoRA adapter, (any more): try another worker.
 - Two different engines failed on the same body: give up, for the request may be what ends them.
+- The hand-over between two phases failed: again, by a new one or without.
 - A context overflow: send the original body to the next larger window (overflow rescue).
 - Any other answer is relayed to the client.
 
@@ -45,6 +46,7 @@ FaultKind = Literal[
     "not_served",
     "overflow",
     "empty",
+    "handover",
 ]
 
 
@@ -64,6 +66,8 @@ class Fault:
     prompt_tokens: int = 0
     """Of an overflow, as is `window_tokens`."""
     window_tokens: int = 0
+    at_prefill: bool = False
+    """In the first of two phases: the decode worker, if one is bound, is not to blame."""
 
     @property
     def result(self) -> str:
@@ -102,7 +106,7 @@ def next_step(
         return "rescue" if larger_pool and repeatable else "give_up"
     if fault.kind == "local":
         return "give_up"
-    if fault.kind in ("connect", "frozen", "not_served"):
+    if fault.kind in ("connect", "frozen", "not_served", "handover"):
         return "retry"
     if not repeatable and fault.kind != "busy":
         return "give_up"

@@ -534,7 +534,8 @@ class Quartz(Scheduler):
             excess = max(0.0, held - even) if held else 0.0
             u = self.shares.kilotokens(client, now_s) + excess / 1000.0
             fair_s = profile.fairness_s_per_kilotoken * u / job.share
-            lead_s = max(0.0, profile.patience_s - job.slo_s) if job.slo_s > 0 else 0.0
+            left_s = job.slo_s - job.after_s
+            lead_s = max(0.0, profile.patience_s - left_s) if job.slo_s > 0 else 0.0
             job.key = size_s + profile.aging * (job.arrived_s - lead_s) + fair_s
         self._workers[job.worker].push(job)
         self.waiting[job.priority_class] += 1

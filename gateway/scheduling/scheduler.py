@@ -73,6 +73,9 @@ class Job:
     """The tenant of that entitlement."""
     slo_s: float = field(default=0.0, kw_only=True)
     """Target time to first token; 0 for none."""
+    after_s: float = field(default=0.0, kw_only=True)
+    """Expected time from the end of its prefill to its first token, on other engines: it leaves
+    less of the target, and is in no other figure."""
     barred: frozenset[int] = NOBODY
     """Workers that cannot serve it: they lack its LoRA adapter."""
     state: State = "new"

@@ -235,7 +235,7 @@ def test_the_pipeline_calls_its_stages_in_that_order() -> None:
     )
     calls(gateway.pipeline.dispatcher, "run", "self._bind(", "self._attempt(")
     calls(gateway.pipeline.dispatcher, "_bind", "binder.bind(", "binder.wait(")
-    calls(gateway.pipeline.dispatcher, "_attempt", "upstream_call(", "relay.run(")
+    calls(gateway.pipeline.dispatcher, "_attempt", "self._relay(", "relay.run(")
 
 
 def test_every_metric_is_described_and_every_described_metric_exists() -> None:

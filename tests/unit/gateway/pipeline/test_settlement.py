@@ -374,7 +374,8 @@ def test_a_scheduler_s_predictions_stand_beside_what_came(
 def test_time_in_the_queue_is_not_the_gateway_s_own() -> None:
     progress = admitted()
     assert progress.attempts is not None
-    progress.attempts.queue_s, progress.attempts.compress_s = 0.5, 0.125
+    progress.attempts.queue_s = progress.attempts.waited_s = 0.5
+    progress.attempts.compress_s = 0.125
     progress.ended_s = progress.incoming.received_s + 2.0
     assert record_of(progress, prompts=False).timing == TimingSection(
         queue_ms=500.0, overhead_ms=250.0, compress_ms=125.0, ttft_s=0.25, duration_s=2.0
