@@ -5,8 +5,9 @@ Admission and autoscaling share this capacity model (token-pools paper). An enti
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil, inf
+from typing import Final
 
 from gateway.admission.terms import UNLIMITED
 from gateway.records.entitlement import Entitlement
@@ -23,6 +24,8 @@ MEAN_S = 30.0
 """Seconds over which demand is averaged: single moments are up to twice the mean."""
 COOLDOWN_S = 300.0
 """Seconds that demand has to stay lower before fewer replicas are desired, by default."""
+
+NO_PREFILLS: Final[Mapping[int, int]] = {}
 
 
 class WorkerShare(Record, frozen=True, kw_only=True):
@@ -57,29 +60,40 @@ class Capacity(Record, frozen=True, kw_only=True):
 
 
 def capacity_of(
-    shares: Sequence[WorkerShare], engine_kv_bytes: Sequence[Sequence[int]]
+    shares: Sequence[WorkerShare],
+    engine_kv_bytes: Sequence[Sequence[int]],
+    prefills: Mapping[int, int] = NO_PREFILLS,
 ) -> Capacity:
     """The capacity of workers; `engine_kv_bytes` has each engine's reported KV cache, by pool.
 
     A configured size takes precedence over the report; without either, the pool's KV is not
-    enforced.
+    enforced. `prefills`: pools in phases -> those that compute their prompts, which come last and
+    add slots and tokens/s to them. A request's KV is decode's, in which it ends.
     """
     kv = []
     for share, reported in zip(shares, engine_kv_bytes, strict=True):
         sizes = [share.kv_bytes or kv_bytes for kv_bytes in reported]
         kv.append(sum(sizes) if all(sizes) else 0)
     rates = [s.tokens_per_s * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)]
+    slots = [s.slots * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)]
+    for pool, prefill in prefills.items():
+        if slots[pool]:  # a prompt alone answers nobody
+            slots[pool] += slots[prefill]
+            rates[pool] += rates[prefill]
+    routed = len(shares) - len(prefills)
     return Capacity(
-        slots=tuple(s.slots * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)),
-        kv_bytes=tuple(kv),
-        tokens_per_s=sum(rates),
-        pool_tokens_per_s=tuple(rates),
+        slots=tuple(slots[:routed]),
+        kv_bytes=tuple(kv[:routed]),
+        tokens_per_s=sum(rates[:routed]),
+        pool_tokens_per_s=tuple(rates[:routed]),
     )
 
 
-def max_capacity(shares: Sequence[WorkerShare]) -> Capacity:
+def max_capacity(
+    shares: Sequence[WorkerShare], prefills: Mapping[int, int] = NO_PREFILLS
+) -> Capacity:
     """The capacity at the most replicas, from configured sizes alone."""
-    return capacity_of(shares, [[0] * share.replicas[1] for share in shares])
+    return capacity_of(shares, [[0] * share.replicas[1] for share in shares], prefills)
 
 
 class EntitlementState(Record, frozen=True, kw_only=True):
@@ -209,6 +223,9 @@ class Demand(Record, frozen=True, kw_only=True):
         return workers * max(1, share.slots)
 
 
+NO_DEMAND: Final = Demand(sequences=0.0)
+
+
 class ReplicaGoal:
     """Desired replicas of one pool: raised with the mean demand, lowered after a cooldown of less.
 
@@ -236,7 +253,7 @@ class ReplicaGoal:
         while self._peaks and self._peaks[-1][1] <= mean:
             self._peaks.pop()
         self._peaks.append((now_s, mean))
-        while self._peaks[0][0] <= now_s - share.cooldown_s:
+        while len(self._peaks) > 1 and self._peaks[0][0] <= now_s - share.cooldown_s:
             self._peaks.popleft()
         wanted = desired_replicas(mean, share.slots, share.replicas)
         full = mean > RAISE_USE * self._replicas * share.slots

@@ -194,8 +194,7 @@ def describe_fleet(
     """Pools and workers of a model: windows, load, health and admission's counters."""
     pools = []
     for index, pool in enumerate(served.fleet.pools):
-        route = served.fleet.route_of(index)
-        shape = served.routing.pools[route]
+        shape = served.routing.pools[served.fleet.route_of(index)]
         sound = set(fleet.available(pool, now_s))
         workers = [
             {
@@ -214,11 +213,7 @@ def describe_fleet(
         pools.append(
             {
                 "name": pool.name,
-                "phase": None
-                if route not in served.fleet.phases
-                else "decode"
-                if index == route
-                else "prefill",
+                "phase": served.fleet.phase_of(index),
                 "max_model_len": shape.window_tokens,
                 "beyond_window_tokens": pool.beyond_window_tokens,
                 "b_short": shape.boundary_tokens,

@@ -184,22 +184,23 @@ _loads: Final = msgspec.msgpack.Decoder(dict[str, list[ReplicaLoad]]).decode
 def own_load(control: Control) -> dict[str, list[ReplicaLoad]]:
     """By model; under "" what a reload removed, which no model's own figures count."""
 
-    def of(pools: Iterable[PoolState]) -> list[ReplicaLoad]:
+    def of(pools: Sequence[PoolState], inflight: Callable[[int], int]) -> list[ReplicaLoad]:
         return [
             ReplicaLoad(
-                inflight=pool.inflight,
+                inflight=inflight(place),
                 beyond_window_tokens=pool.beyond_window_tokens,
                 ids=tuple(pool.workers),
                 active=list(pool.active),
                 tokens=list(pool.tokens),
             )
-            for pool in pools
+            for place, pool in enumerate(pools)
         ]
 
     here = {id(pool) for served in control.models for pool in served.fleet.pools}
     gone = {id(p): p for m in control.retiring for p in m.fleet.pools if id(p) not in here}
-    loads = {served.name: of(served.fleet.pools) for served in control.models}
-    return {**loads, "": of(gone.values())} if gone else loads
+    loads = {s.name: of(s.fleet.pools, s.fleet.inflight) for s in control.models}
+    left = list(gone.values())
+    return {**loads, "": of(left, lambda place: left[place].inflight)} if left else loads
 
 
 async def loads_elsewhere(peers: ReplicaCalls) -> list[dict[str, list[ReplicaLoad]]]:

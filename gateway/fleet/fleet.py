@@ -152,6 +152,8 @@ class PoolState:
         self.total_active = self.total_tokens = self.total_elsewhere = 0
         """Sums of `active`, `tokens` and `elsewhere`; of the first two only `start` and `finish`
         change anything."""
+        self.started_tokens = 0
+        """Of all requests sent since the start."""
         self.kv_tokens: dict[int, int] = {}
         """KV cache of a worker, as its engine reports it; 0 or absent if unknown."""
         self.view = TelemetryView()
@@ -277,6 +279,7 @@ def start(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:
     pool.tokens[worker] += tokens
     pool.total_active += sequences
     pool.total_tokens += tokens
+    pool.started_tokens += tokens
 
 
 def finish(pool: PoolState, worker: int, sequences: int, tokens: int) -> None:

@@ -109,6 +109,11 @@ class Pool(PoolState):
             self.scheduler.joined(rank)
         return ranks
 
+    @property
+    def here(self) -> int:
+        """Sequences at its workers, and those that wait for them here."""
+        return self.total_active + sum(job.sequences for job in self.queued)
+
     def finished(self, workers: Collection[int]) -> Iterator[int]:
         """Those of leaving workers whose engines serve nothing and for which nothing waits."""
         awaited = {job.worker for job in self.queued} if workers else set[int]()
@@ -197,11 +202,18 @@ class ModelFleet:
         """Place of the routed pool that a pool is, or that it computes prompts for."""
         return next((at for at, phases in self.phases.items() if phases.prefill == pool), pool)
 
+    def phase_of(self, pool: int) -> Literal["prefill", "decode"] | None:
+        """What a pool's engines do of a request; None where they do all."""
+        route = self.route_of(pool)
+        if route not in self.phases:
+            return None
+        return "decode" if route == pool else "prefill"
+
     def inflight(self, pool: int) -> int:
         """Sequences with a lease that a pool's engines have, or that wait for them."""
         state, phases = self.pools[pool], self.phases.get(pool)
         if pool >= len(self.pools) - len(self.phases):
-            return state.total_active + sum(job.sequences for job in state.queued)
+            return state.here
         return state.inflight - (0 if phases is None else self.inflight(phases.prefill))
 
     def stored_at(self, response_id: str | None) -> tuple[int, int] | None:

@@ -424,13 +424,24 @@ def _capacity_and_prices(model: ModelConfig) -> Problems:
                 "counts for `gpu_hour` only, which this pool has not",
                 "give `gpu_hour`, or remove `gpus`",
             )
-    for name, routed in model.pools.items():
-        transfer = routed.transfer
-        if transfer and transfer.kind != "sglang" and "bootstrap_port" in transfer.model_fields_set:
+    yield from _transfers(model)
+
+
+def _transfers(model: ModelConfig) -> Problems:
+    """What only one kind of transfer has."""
+    for name, pool in model.pools.items():
+        place: KeyPath = ("pools", name, "transfer")
+        transfer = pool.transfer
+        if transfer is None:
+            continue
+        if transfer.kind != "sglang" and "bootstrap_port" in transfer.model_fields_set:
+            fix = "remove it, or choose kind sglang"
+            yield (*place, "bootstrap_port"), f"kind {transfer.kind} has no such port", fix
+        if transfer.kind == "sglang" and transfer.skip_below_tokens:
             yield (
-                ("pools", name, "transfer", "bootstrap_port"),
-                f"kind {transfer.kind} has none",
-                "remove it, or choose kind sglang",
+                (*place, "skip_below_tokens"),
+                "decode engines of SGLang compute no prompts",
+                "remove it, or give short prompts a pool of their own",
             )
 
 

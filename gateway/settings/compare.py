@@ -114,6 +114,8 @@ def _compared(path: str, before: Any, after: Any) -> Iterator[Change]:
     if before == after:
         return
     last = path.rpartition(".")[2]
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and "decode" in after:
+        before, after = _phased_as(after, before), _phased_as(before, after)
     listed = isinstance(before, tuple | list) and isinstance(after, tuple | list)
     if named := last in _NAMED and listed:
         before, after = ({item["name"]: item for item in items} for items in (before, after))
@@ -125,6 +127,15 @@ def _compared(path: str, before: Any, after: Any) -> Iterator[Change]:
     else:
         restart = _FIXED.fullmatch(path) is not None
         yield Change(path=path, before=_shown(before), after=_shown(after), restart=restart)
+
+
+def _phased_as(other: Mapping[str, Any], pool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A pool; where the other is in phases and it is not, as one whose own engines decode."""
+    if pool["decode"] is not None or other["decode"] is None:
+        return pool
+    kept = {name: pool[name] for name in ("max_model_len", "prefill", "transfer")}
+    decode = {name: value for name, value in pool.items() if name not in kept and name != "decode"}
+    return {**kept, "decode": decode}
 
 
 def _shown(value: object) -> str:

@@ -7,9 +7,11 @@ over, but are never refused for load.
 
 import hashlib
 import json
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
-from gateway.admission.capacity import WorkerShare
+from gateway.admission.capacity import WorkerShare, capacity_of, max_capacity
 from gateway.admission.entitlement_terms import GIB, ModelShape, terms_from
 from gateway.admission.terms import Terms
 from gateway.fleet.fleet import DECODE_TOKENS_PER_S
@@ -84,13 +86,13 @@ def base_terms(model: ModelConfig) -> Terms:
 
     `mean_slo_ms` 0 means the mean over entitlements; `kv_bytes` 0 means as the engines report.
     """
-    pools = [(pool, pool.worker_count) for pool in model.pools.values()]
-    shares = worker_shares(model)
+    listed = [[share.kv_bytes] * many for share, many in _workers(model)]
+    capacity = capacity_of(worker_shares(model), listed, prefill_places(model))
     return Terms(
-        slots=tuple(pool.slots for pool, _ in pools),
-        kv_bytes=tuple(s.kv_bytes * many for s, (_, many) in zip(shares, pools, strict=True)),
-        tokens_per_s=sum(s.tokens_per_s * many for s, (_, many) in zip(shares, pools, strict=True)),
-        largest_tokens=max(pool.max_model_len for pool, _ in pools),
+        slots=capacity.slots,
+        kv_bytes=capacity.kv_bytes,
+        tokens_per_s=capacity.tokens_per_s,
+        largest_tokens=max(pool.max_model_len for pool in model.pools.values()),
         mean_slo_ms=model.admission.mean_slo_ms or 0.0,
         headroom=model.admission.headroom,
         spill_queue=model.spill_queue,
@@ -104,19 +106,31 @@ def slot_tokens_per_s(model: ModelConfig) -> float:
 
     If pools state no rate, the slowest decode rate of an engine.
     """
-    pools, shares = model.pools.values(), worker_shares(model)
-    rates = [(s, pool.worker_count or 1) for s, pool in zip(shares, pools, strict=True)]
+    rates = [(share, workers or 1) for share, workers in _workers(model)]
     tokens_per_s = sum(share.tokens_per_s * workers for share, workers in rates)
     slots = sum(share.slots * workers for share, workers in rates)
     return tokens_per_s / slots if tokens_per_s else DECODE_TOKENS_PER_S
 
 
+def _workers(model: ModelConfig) -> Iterator[tuple[WorkerShare, int]]:
+    """By pool, what one worker adds, and how many are listed."""
+    for share, pool in zip(worker_shares(model), model.all_pools.values(), strict=True):
+        yield share, pool.worker_count
+
+
+def prefill_places(model: ModelConfig) -> dict[int, int]:
+    """Of pools in phases: place in `pools` -> place of their prefill engines in `all_pools`."""
+    phased = [place for place, pool in enumerate(model.pools.values()) if pool.only_decodes]
+    return dict(zip(phased, count(len(model.pools)), strict=False))
+
+
 def worker_shares(model: ModelConfig) -> tuple[WorkerShare, ...]:
-    """By pool, the capacity that one worker adds to the model.
+    """By pool, of all pools, the capacity that one worker adds to the model.
 
     No KV cache where it is not stated, or without kv_bytes_per_token.
     """
-    stated = all(pool.tokens_per_second is not None for pool in model.pools.values())
+    pools = model.all_pools.values()
+    stated = all(pool.tokens_per_second is not None for pool in pools)
     return tuple(
         WorkerShare(
             slots=pool.max_num_seqs,
@@ -125,7 +139,7 @@ def worker_shares(model: ModelConfig) -> tuple[WorkerShare, ...]:
             replicas=pool.replica_bounds,
             cooldown_s=pool.replicas.cooldown_s,
         )
-        for pool in model.pools.values()
+        for pool in pools
     )
 
 
@@ -134,18 +148,22 @@ def shape_of(model: ModelConfig) -> ModelShape:
 
     Where a pool's KV cache is not stated, it has what all of its slots need when full.
     """
-    pools, shares = tuple(model.pools.values()), worker_shares(model)
+    pools, shares, prefills = model.pools.values(), worker_shares(model), prefill_places(model)
+    # A pool that is empty now has a worker once it serves.
+    serving = capacity_of(
+        shares, [[0] * (workers or 1) for _, workers in _workers(model)], prefills
+    )
+    most = max_capacity(shares, prefills)
     filled = [p.max_num_seqs * p.max_model_len * (model.kv_bytes_per_token or 0) for p in pools]
     return ModelShape(
         name=model.name,
         pools=tuple(model.pools),
-        # A pool that is empty now has a worker once it serves.
-        slots=tuple(pool.slots or pool.max_num_seqs for pool in pools),
-        max_slots=tuple(s.slots * s.replicas[1] for s in shares),
+        slots=serving.slots,
+        max_slots=most.slots,
         max_kv_bytes=sum(
-            (s.kv_bytes or full) * s.replicas[1] for s, full in zip(shares, filled, strict=True)
+            (s.kv_bytes or full) * s.replicas[1] for s, full in zip(shares, filled, strict=False)
         ),
-        max_tokens_per_s=sum(s.tokens_per_s * s.replicas[1] for s in shares),
+        max_tokens_per_s=most.tokens_per_s,
     )
 
 

@@ -27,6 +27,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.admission.capacity import (
+    NO_DEMAND,
+    NO_PREFILLS,
     Capacity,
     Demand,
     EntitlementState,
@@ -40,7 +42,7 @@ from gateway.admission.terms import Terms
 from gateway.admission.token_pool import RENEW_EVERY_S
 from gateway.background_task import BackgroundTasks
 from gateway.fleet import fleet
-from gateway.fleet.fleet import PoolState
+from gateway.fleet.model_runtime import Pool
 from gateway.ports import PoolView, Upkeep
 from gateway.records.entitlement import Entitlement
 from gateway.records.record import Record
@@ -59,11 +61,15 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 
     base: Terms
     """The model's rules; their capacity is ignored. `mean_slo_ms` 0: compute the mean."""
-    pools: tuple[PoolState, ...]
+    pools: tuple[Pool, ...]
+    """The prefill pools of those in phases come last."""
     shares: tuple[WorkerShare, ...]
     """Capacity of one worker, and the bounds on workers, by pool."""
+    prefills: Mapping[int, int] = NO_PREFILLS
+    """Of pools in phases, by place: the place of that which computes their prompts."""
     entitlements: Callable[[], Iterable[Entitlement]]
     """The model's entitlements, oldest first; read in slices while they may change."""
+    kv_bytes_per_token: int = 0
     kv_bytes: Callable[[int, int], int] = lambda _pool, _worker: 0
     """(pool, worker) -> bytes of KV cache that its engine reported; 0 if unknown."""
 
@@ -90,6 +96,10 @@ class _Model:
         """Tokens that a reserving entitlement had used at the last `measure_demand`."""
         self._last: tuple[float, list[PoolView]] | None = None
         """When the last `measure_demand` was, and what it saw."""
+        self._prefilled: dict[int, int] = {}
+        """Tokens that prefill pools had been sent by then."""
+        self.prefilling: dict[int, PoolView] = {}
+        """What prefill pools hold, by place."""
         self._goals = [ReplicaGoal() for _ in spec.shares]
 
     async def publish(self, now_s: float, now_unix_s: float) -> None:
@@ -104,7 +114,7 @@ class _Model:
             ]
             for index, pool in enumerate(spec.pools)
         ]
-        capacity = capacity_of(spec.shares, reported)
+        capacity = capacity_of(spec.shares, reported, spec.prefills)
         due = self.changed or self._next_expiry_unix_s <= now_unix_s
         if capacity == self._capacity and not due:
             return
@@ -133,7 +143,7 @@ class _Model:
         self._next_expiry_unix_s = state.next_expiry_unix_s
         if state.unbound == self._unbound:
             return
-        named = zip(spec.pools, capacity.slots, strict=True)
+        named = zip(spec.pools, capacity.slots, strict=False)
         slots = ", ".join(f"{pool.name} {slots}" for pool, slots in named)
         waiting = f"{state.unbound} entitlements"
         if state.unbound > self._unbound:
@@ -147,7 +157,8 @@ class _Model:
 
     async def _note_reserving(self, now_unix_s: float) -> None:
         spec = self.spec
-        most = await _assessed(spec.entitlements(), max_capacity(spec.shares), now_unix_s)
+        most_capacity = max_capacity(spec.shares, spec.prefills)
+        most = await _assessed(spec.entitlements(), most_capacity, now_unix_s)
         reserving = {}
         for number, e in enumerate(spec.entitlements(), start=1):
             if number % 1000 == 0:
@@ -194,8 +205,14 @@ class _Model:
             await asyncio.sleep(0)
         self._used = used
         self._last = now_s, views
+        in_prefill = {
+            pool: self._measure_prefill(prefill, elapsed_s, now_s)
+            for pool, prefill in self.spec.prefills.items()
+        }
         # The store may still count pools that the model had before.
-        for pool, (view, share) in enumerate(zip(views, shares, strict=False)):
+        routed = shares[: len(shares) - len(in_prefill)]
+        for pool, (view, share) in enumerate(zip(views, routed, strict=False)):
+            prefill = in_prefill.get(pool, NO_DEMAND)
             last = before[pool] if pool < len(before) else view
             # Little's law: what comes per second stays for the mean service time. A store that
             # was emptied counts from 0 again.
@@ -205,15 +222,48 @@ class _Model:
             tokens = max(0, view.refused_tokens - last.refused_tokens)
             tokens += max(0, view.served_tokens - last.served_tokens)
             demand = Demand(
-                sequences=view.inflight + idle[pool][0] + sequences * waiting,
+                sequences=max(0.0, view.inflight - prefill.sequences)
+                + idle[pool][0]
+                + sequences * waiting,
                 kv_bytes=view.kv_bytes + idle[pool][1] + kv_bytes * waiting,
-                tokens_per_s=idle[pool][2] + tokens / elapsed_s,
+                tokens_per_s=idle[pool][2] + max(0.0, tokens / elapsed_s - prefill.tokens_per_s),
             )
             worker_kv = float(share.kv_bytes)
             if view.slots:
                 worker_kv = view.kv_capacity_bytes * share.slots / view.slots
             needed = demand.binding_sequences(share, worker_kv)
             self.desired[pool] = self._goals[pool].desired(needed, share, now_s)
+
+    def _measure_prefill(self, place: int, elapsed_s: float, now_s: float) -> Demand:
+        """The load of a prefill pool: this gateway's own, and as much again for others' sequences.
+
+        The store does not know it, because a lease is never moved between phases.
+        """
+        spec, pool, share = self.spec, self.spec.pools[place], self.spec.shares[place]
+        sequences = pool.here + pool.total_elsewhere
+        all_gateways = 1 + pool.total_elsewhere / max(1, pool.here)
+        sent = pool.started_tokens - self._prefilled.get(place, pool.started_tokens)
+        self._prefilled[place] = pool.started_tokens
+        demand = Demand(
+            sequences=sequences,
+            kv_bytes=pool.total_tokens * spec.kv_bytes_per_token * all_gateways,
+            tokens_per_s=sent / elapsed_s * all_gateways,
+        )
+        workers = fleet.available(pool, now_s)
+        sizes = [share.kv_bytes or spec.kv_bytes(place, worker) for worker in workers]
+        kv_bytes = sum(sizes) if sizes and all(sizes) else 0
+        needed = demand.binding_sequences(share, kv_bytes / max(1, len(sizes)))
+        self.desired[place] = self._goals[place].desired(needed, share, now_s)
+        self.prefilling[place] = PoolView(
+            slots=share.slots * len(workers),
+            inflight=sequences,
+            kv_capacity_bytes=kv_bytes,
+            kv_bytes=round(demand.kv_bytes),
+            idle_dedicated=0,
+            service_s=0.0,
+            desired_replicas=self.desired[place],
+        )
+        return demand
 
 
 async def _assessed(
@@ -288,10 +338,15 @@ class StoreUpkeep:
 
     async def pools(self, model: str) -> list[PoolView]:
         """The store's view of a model's pools, with their desired replicas. Raises as it does."""
-        return [
+        views = [
             msgspec.structs.replace(view, desired_replicas=self.desired_replicas(model, pool))
             for pool, view in enumerate(await self._store.pools(model))
         ]
+        managed = self._models.get(model)
+        if managed is None or not managed.prefilling:
+            return views
+        routed = len(managed.spec.pools) - len(managed.spec.prefills)
+        return [*views[:routed], *managed.prefilling.values()]
 
     async def step(self) -> None:
         """Do all work that is due. Raises nothing except for cancellation."""

@@ -6,7 +6,9 @@ from functools import partial
 
 from gateway.errors import StateFailure
 from gateway.fleet import members
-from gateway.fleet.probes import Prober
+from gateway.fleet.engine_metrics import phase_told
+from gateway.fleet.model_runtime import Pool
+from gateway.fleet.probes import NOT_HAD, EnginePages, Prober
 from gateway.fleet.rotation import Rotation
 from gateway.metrics import Metrics
 from gateway.records.record import Record
@@ -40,6 +42,40 @@ class LiveFinding(Record, frozen=True, kw_only=True):
     fix: str = ""
 
 
+async def _note_phase(pages: EnginePages, pool: Pool, worker: int, phase: str) -> None:
+    """Remark on an engine that says it serves another phase than its pool's."""
+    try:
+        page = await pages.get(pool.addresses[worker], "/get_server_info")
+    except NOT_HAD:
+        return
+    told = phase_told(page.body) if page is not None and page.status == 200 else ""
+    if told not in ("", phase):
+        pool.engine_of[worker].remark = (
+            f"its disaggregation_mode is {told}, and the file has it in {phase}: set "
+            f"--disaggregation-mode {phase}, or move it"
+        )
+
+
+async def _store(config: Config) -> LiveFinding:
+    """How the shared state store answers, and what the controller published there."""
+    url, problem, fix = config.state.address, "", ""
+    directory, cluster = open_directory(url), open_cluster(url)
+    try:
+        await directory.read(0, "")
+        if (expected := config.state.controller) is not None:
+            news, fix = await cluster.read(), "see `sluice controller`'s log"
+            if news is None:
+                problem = "no controller has published"
+            elif news.age_s > expected.stale_after_s:
+                problem = f"the controller's last news is {news.age_s:.0f} s old"
+    except StateFailure as error:
+        problem, fix = str(error), "start it, or correct state.url and its password"
+    finally:
+        await directory.close()
+        await cluster.close()
+    return LiveFinding(pool="state", worker="store", ready=not problem, problem=problem, fix=fix)
+
+
 async def look(config: Config) -> list[LiveFinding]:
     """Find the engines and probe each once. Raises nothing for engines that do not answer."""
     models = tuple(served_model(config, model) for model in config.models)
@@ -53,6 +89,7 @@ async def look(config: Config) -> list[LiveFinding]:
     rotation = Rotation(models, prober, Metrics(), time.monotonic, disconnect=upstream.disconnect)
     discovery = Discovery(config, models, rotation)
     findings: list[LiveFinding] = []
+    pages = EnginePages(upstream, config.health.timeout_s)
     try:
         await discovery.start()
         await asyncio.gather(
@@ -63,26 +100,17 @@ async def look(config: Config) -> list[LiveFinding]:
                 for worker in [engine.ranks[0] for engine in pool.engines]
             )
         )
-        if backend_of(config.state.address) == "redis":  # another host's; nothing is changed there
-            url, problem, fix = config.state.address, "", ""
-            directory, cluster = open_directory(url), open_cluster(url)
-            try:
-                await directory.read(0, "")
-                if (expected := config.state.controller) is not None:
-                    news, fix = await cluster.read(), "see `sluice controller`'s log"
-                    if news is None:
-                        problem = "no controller has published"
-                    elif news.age_s > expected.stale_after_s:
-                        problem = f"the controller's last news is {news.age_s:.0f} s old"
-            except StateFailure as error:
-                problem, fix = str(error), "start it, or correct state.url and its password"
-            finally:
-                await directory.close()
-                await cluster.close()
-            ready = not problem
-            findings.append(
-                LiveFinding(pool="state", worker="store", ready=ready, problem=problem, fix=fix)
+        await asyncio.gather(
+            *(
+                _note_phase(pages, pool, engine.ranks[0], phase)
+                for served in models
+                for place, pool in enumerate(served.fleet.pools)
+                if (phase := served.fleet.phase_of(place)) is not None
+                for engine in pool.engines
             )
+        )
+        if backend_of(config.state.address) == "redis":  # another host's; nothing is changed there
+            findings.append(await _store(config))
         findings += (
             LiveFinding(
                 model=source.model,

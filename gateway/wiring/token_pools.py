@@ -32,6 +32,7 @@ from gateway.settings.token_pools import (
     base_terms,
     limits_of,
     managed,
+    prefill_places,
     shape_of,
     shared_limits,
     tenancy_file,
@@ -191,7 +192,7 @@ class AdmissionRuntime:
             demand = {
                 name: {
                     pool: desired
-                    for place, pool in enumerate(self._managed[name].pools)
+                    for place, pool in enumerate(self._managed[name].all_pools)
                     if (desired := self.upkeep.desired_replicas(name, place))
                 }
                 for name in cast("RedisLeases", self.store).led
@@ -373,11 +374,13 @@ class AdmissionRuntime:
         return embedded, None
 
     def _spec(self, served: ModelRuntime, model: ModelConfig) -> ModelSpec:
-        pools = served.fleet.routed
+        pools = served.fleet.pools
         return ModelSpec(
             base=base_terms(model),
             pools=pools,
             shares=worker_shares(model),
+            prefills=prefill_places(model),
+            kv_bytes_per_token=model.kv_bytes_per_token or 0,
             entitlements=lambda: self.entitlements.terms(model.name),
             kv_bytes=lambda pool, worker: (
                 pools[pool].kv_tokens.get(worker, 0) * (model.kv_bytes_per_token or 0)

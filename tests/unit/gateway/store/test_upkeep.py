@@ -17,7 +17,7 @@ from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.records.entitlement import Entitlement
 from gateway.store.memory_leases import MemoryLeases
-from gateway.store.upkeep import STEP_S, ModelSpec, StoreUpkeep
+from gateway.store.upkeep import DEMAND_EVERY_S, STEP_S, ModelSpec, StoreUpkeep
 from tests.around import Around
 from tests.builders import served_model
 from tests.fakes import FakeClock
@@ -306,3 +306,40 @@ async def test_a_pool_whose_workers_all_missed_their_probes_keeps_its_places() -
     fleet.unreachable(kept.served.fleet.pools[1], worker)
     await kept.step()
     assert kept.store.published[-1].slots == (8, 0)
+
+
+async def test_each_phase_is_desired_by_what_is_in_it() -> None:
+    """The store counts a lease once; the prefill pool knows which sequences are still there."""
+    decode = WorkerShare(slots=4, tokens_per_s=10.0, replicas=(1, 9), cooldown_s=0.0)
+    prefill = WorkerShare(slots=2, tokens_per_s=1000.0, replicas=(1, 9), cooldown_s=0.0)
+    rig = UpkeepRig(SPOT, base=Terms(slots=(4,), largest_tokens=100))
+    rig.spec = msgspec.structs.replace(rig.spec, shares=(decode, prefill), prefills={0: 1})
+    rig.keeper.respecify("m", rig.spec)
+    await rig.keeper.step()
+    assert rig.store.published[-1].slots == (2 * 4 + 1 * 2,)
+    routed, prefill_pool = rig.served.fleet.pools
+    ask = AdmissionRequest(
+        lease_id="a",
+        model="m",
+        entitlement="spot",
+        pool=0,
+        alternates=(),
+        pools=(routed,),
+        estimate_tokens=10,
+        sequences=8,
+        kv_bytes=0,
+    )
+    await rig.store.admit(ask)
+
+    async def desired(tokens: int = 0) -> list[int]:
+        for _ in range(8):  # longer than demand is averaged over
+            fleet.start(prefill_pool, 0, 0, tokens)
+            rig.clock.advance(DEMAND_EVERY_S)
+            await rig.keeper.step()
+        return [view.desired_replicas for view in await rig.keeper.pools("m")]
+
+    assert await desired() == [3, 1]  # 8 sequences of 4 slots, used to 85 %
+    fleet.start(prefill_pool, 0, 8, 400)
+    assert await desired() == [1, 5]  # all 8 are in prefill, of 2 slots
+    fleet.finish(prefill_pool, 0, 8, 400)
+    assert await desired(tokens=15_000) == [3, 4]  # 3,000 tokens/s
