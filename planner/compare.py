@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from planner.profile import NodeProfile
 from planner.records import AskedLimits, EqualNodes, FleetPlan, Question
 from planner.search import loads_of, pool_loads, size
-from planner.sizing import Loads, paged_slots, run_with
+from planner.sizing import Loads, columns, paged_slots, run_with
 from planner.workload.moments import Prepared, prepare
 from planner.workload.workload import Workload, from_lengths
 
@@ -72,13 +72,7 @@ def _pool(
         long=long,
     )
     at = np.full(times, prepared.boundaries.index(b_short) * len(prepared.gammas))
-    return Loads(
-        sums=loads.sums[:, at],
-        rate_per_s=loads.rate_per_s[at],
-        prompt_p99_tokens=loads.prompt_p99_tokens[at],
-        chunks_p99=loads.chunks_p99[at],
-        slots=loads.slots[at],
-    )
+    return columns(loads, at)
 
 
 def asked_against_used(question: Question, fleet: FleetPlan) -> AskedLimits | None:

@@ -21,9 +21,11 @@ import yaml
 from gateway.admission.entitlement_terms import GIB
 from gateway.estimate.learners import MAX_TOKENS, bucket_of, upper_edge
 from planner.errors import PlanError
-from planner.records import PlanResult, PoolPlan
+from planner.records import PhasesPlan, PlanResult, PoolPlan, Question
 from planner.workload.workload import Workload
 
+_OF_ENGINES: Final = {"tls", "gpu_hour", "gpus", "flow_headers"}
+"""What prefill takes over from a pool that was without phases."""
 _NEW: Final = """\
 version: 1
 server: {host: 0.0.0.0, admin_key: "${SLUICE_ADMIN_KEY}"}
@@ -59,7 +61,7 @@ def gateway_file(
 
 def assign_workers(plan: PlanResult, given: Sequence[str]) -> dict[str, list[str]]:
     """Assign each `POOL=URL` to its pool; bare URLs fill the pools in order, up to their nodes."""
-    pools = {pool.name: pool for pool in plan.chosen.pools}
+    pools = dict(_engines(plan))
     found: dict[str, list[str]] = {name: [] for name in pools}
     bare = []
     for text in given:
@@ -68,12 +70,20 @@ def assign_workers(plan: PlanResult, given: Sequence[str]) -> dict[str, list[str
             found[name].append(url)
         else:
             bare.append(text)
-    for name, pool in pools.items():
-        while bare and len(found[name]) < pool.nodes:
+    for name, nodes in pools.items():
+        while bare and len(found[name]) < nodes:
             found[name].append(bare.pop(0))
     if bare and pools:
         found[next(reversed(pools))].extend(bare)
     return found
+
+
+def _engines(plan: PlanResult) -> Iterator[tuple[str, int]]:
+    """Sets of engines and their nodes: `POOL`, and `POOL/prefill` before it in phases."""
+    for pool in plan.chosen.pools:
+        if pool.phases is not None:
+            yield f"{pool.name}/prefill", pool.phases.prefill_nodes
+        yield pool.name, pool.decode_nodes
 
 
 def _name(plan: PlanResult, model: str) -> str:
@@ -111,9 +121,7 @@ def _set_model(
     before, pools = _mapping(_get(model, "pools")), _mapping(None)
     for pool in fleet.pools:
         written = _mapping(_get(before, pool.name))
-        _update(written, _pool(pool, plan, _ranks(urls[pool.name])))
-        _set(written, "workers", yaml.SequenceNode(_SEQ, list(urls[pool.name])))
-        _set(pools, pool.name, written)
+        _set(pools, pool.name, _pool(pool, plan, written, urls))
     _set(model, "pools", pools)
 
 
@@ -131,17 +139,58 @@ def _boundary(written: yaml.Node | None, plan: PlanResult) -> yaml.MappingNode:
     return found
 
 
-def _pool(pool: PoolPlan, plan: PlanResult, ranks: int) -> dict[str, Any]:
-    """The figures of a pool; slots and KV cache are those of one rank."""
+def _pool(
+    pool: PoolPlan,
+    plan: PlanResult,
+    before: yaml.MappingNode,
+    urls: Mapping[str, Sequence[yaml.Node]],
+) -> yaml.MappingNode:
+    """A pool; what the file says of its engines stays with them, into phases and out of them."""
     window = pool.window_tokens
     if pool.boundary_tokens is not None and plan.question.mode == "paged":
         window = min(2 * window, plan.question.window)
-    slots = max(1, pool.slots_per_node // ranks)
-    found: dict[str, Any] = {"max_model_len": window, "max_num_seqs": slots}
+    engines = _mapping(_get(before, "decode") or before)
+    figures = _figures(pool, pool.slots_per_node, urls[pool.name])
+    if pool.phases is None:
+        _update(engines, {"max_model_len": window, **figures})
+        _set(engines, "workers", yaml.SequenceNode(_SEQ, list(urls[pool.name])))
+        return engines
+    engines.value = [pair for pair in engines.value if pair[0].value != "max_model_len"]
+    _update(engines, figures)
+    _set(engines, "workers", yaml.SequenceNode(_SEQ, list(urls[pool.name])))
+    listed = urls[f"{pool.name}/prefill"]
+    prefill = _mapping(_get(before, "prefill"))
+    if not prefill.value:
+        prefill.value = [pair for pair in engines.value if pair[0].value in _OF_ENGINES]
+    _update(prefill, _figures(pool, pool.phases.prefill_slots, listed))
+    rate = int(pool.phases.prefill_tokens_per_s / _ranks(listed))
+    _set(prefill, "tokens_per_second", _node(rate))
+    _set(prefill, "workers", yaml.SequenceNode(_SEQ, list(listed)))
+    transfer = _mapping(_get(before, "transfer"))
+    _update(transfer, _transfer(transfer, pool.phases, plan.question))
+    found = _mapping(_node({"max_model_len": window}))
+    for key, value in (("prefill", prefill), ("decode", engines), ("transfer", transfer)):
+        _set(found, key, value)
+    return found
+
+
+def _figures(pool: PoolPlan, slots: int, workers: Sequence[yaml.Node]) -> dict[str, Any]:
+    """Slots and KV cache of engines, those of one rank."""
+    ranks = _ranks(workers)
+    found: dict[str, Any] = {"max_num_seqs": max(1, slots // ranks)}
     if pool.node.kv_bytes_per_token:
         kv_bytes = pool.node.kv_tokens * pool.node.kv_bytes_per_token
         found["kv_cache_gib"] = round(kv_bytes / GIB / ranks, 1)
     return found
+
+
+def _transfer(written: yaml.MappingNode, phases: PhasesPlan, question: Question) -> dict[str, Any]:
+    """The hand-over; vLLM's protocol unless the file names another."""
+    return {
+        "kind": _text(written, "kind") or "vllm",
+        "bytes_per_second": question.transfer_bytes_per_s,
+        "skip_below_tokens": phases.skip_below_tokens,
+    }
 
 
 def _ranks(workers: Sequence[yaml.Node]) -> int:
@@ -153,30 +202,38 @@ def _workers(
     plan: PlanResult, before: yaml.MappingNode, given: Mapping[str, Sequence[str]]
 ) -> dict[str, list[yaml.Node]]:
     """Workers by pool: those given, else those that the file lists for it or for pools that go."""
-    pools = plan.chosen.pools
-    found = {
-        pool.name: [_node(_escaped(url)) for url in given.get(pool.name, ())] for pool in pools
-    }
+    engines = dict(_engines(plan))
+    found = {name: [_node(_escaped(url)) for url in given.get(name, ())] for name in engines}
     spare: list[yaml.Node] = []
-    for name, pool in _pairs(before):
-        workers = _get(_mapping(pool), "workers")
-        listed: list[yaml.Node] = [] if workers is None else [workers]
-        if isinstance(workers, yaml.SequenceNode):
-            listed = workers.value
+    for name, listed in _listed(before):
         if name not in found:
             spare += [] if any(given.values()) else listed
         elif not found[name]:
             found[name] += listed
-    for planned in pools:
-        room = max(0, planned.nodes - len(found[planned.name]))
-        found[planned.name] += spare[:room]
+    for name, nodes in engines.items():
+        room = max(0, nodes - len(found[name]))
+        found[name] += spare[:room]
         del spare[:room]
-    found[pools[-1].name] += spare
-    for planned in pools:
-        found[planned.name] = found[planned.name] or [
-            _node(f"http://{planned.name}-{i + 1}.invalid:8000") for i in range(planned.nodes)
+    found[plan.chosen.pools[-1].name] += spare
+    for name, nodes in engines.items():
+        host = name.replace("/", "-")
+        found[name] = found[name] or [
+            _node(f"http://{host}-{i + 1}.invalid:8000") for i in range(nodes)
         ]
     return found
+
+
+def _listed(pools: yaml.MappingNode) -> Iterator[tuple[str, list[yaml.Node]]]:
+    """The workers that a file lists, by set of engines."""
+    for name, pool in _pairs(pools):
+        sides = ((f"{name}/prefill", "prefill"), (name, "decode"), (name, ""))
+        for engines, key in sides:
+            side = _mapping(_get(_mapping(pool), key) if key else pool)
+            workers = _get(side, "workers")
+            if isinstance(workers, yaml.SequenceNode):
+                yield engines, workers.value
+            elif workers is not None:
+                yield engines, [workers]
 
 
 def _header(
@@ -189,11 +246,11 @@ def _header(
         f"# {question.workload.name}, {goals.rate_per_s:g} requests/s, P99 TTFT "
         f"{1000 * goals.ttft_s:g} ms, mode {question.mode}."
     )
-    for pool in plan.chosen.pools:
-        count = len(urls[pool.name])
-        listed = "" if count == pool.nodes else f"; {count} listed"
-        needs = f"{pool.nodes} nodes of {pool.node.gpus} x {pool.node.gpu}"
-        yield f"# Pool {pool.name}: {needs}{listed}."
+    node = {pool.name: pool.node for pool in plan.chosen.pools}
+    for name, nodes in _engines(plan):
+        count, kind = len(urls[name]), node[name.removesuffix("/prefill")]
+        listed = "" if count == nodes else f"; {count} listed"
+        yield f"# Pool {name}: {nodes} nodes of {kind.gpus} x {kind.gpu}{listed}."
     if own:
         yield "# Set SLUICE_ADMIN_KEY, and SLUICE_KEY_HASH to what `sluice hash-key` prints."
 
@@ -205,7 +262,11 @@ def _everybody(plan: PlanResult, model: str) -> dict[str, Any]:
         "tenant": "everybody",
         "model": _escaped(_name(plan, model)),
         "service_class": "elastic",
-        "concurrency": sum(pool.nodes * pool.slots_per_node for pool in plan.chosen.pools),
+        "concurrency": sum(
+            pool.decode_nodes * pool.slots_per_node
+            + (p.prefill_nodes * p.prefill_slots if (p := pool.phases) else 0)
+            for pool in plan.chosen.pools
+        ),
         "mode": "observe",  # refusals are counted, not made, until tenants share the fleet
         "api_keys": ["${SLUICE_KEY_HASH}"],
     }

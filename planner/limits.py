@@ -150,7 +150,7 @@ def floored(fleet: FleetPlan, question: Question) -> FleetPlan:
     pools = list(fleet.pools)
     at = min(range(len(pools)), key=lambda i: price(pools[i].node) / pools[i].slots_per_node)
     pool = pools[at]
-    slots = sum(pool.serving_nodes * pool.slots_per_node for pool in pools)
+    slots = sum(pool.decode_serving * pool.slots_per_node for pool in pools)
     missing_slots = ceil((reserved.sequences + 1 - slots) / pool.slots_per_node)
     more = max(missing_slots, _missing_kv(pools, reserved, at))
     if more <= 0:
@@ -161,7 +161,7 @@ def floored(fleet: FleetPlan, question: Question) -> FleetPlan:
         pool,
         nodes=pool.nodes + more,
         serving_nodes=serving,
-        utilisation=pool.utilisation * pool.serving_nodes / serving,
+        utilisation=pool.utilisation * pool.decode_serving / (pool.decode_serving + more),
     )
     return msgspec.structs.replace(fleet, pools=tuple(pools), floor_nodes=more)
 
@@ -170,5 +170,5 @@ def _missing_kv(pools: list[PoolPlan], reserved: Reserved, at: int) -> int:
     each = pools[at].node
     if not reserved.kv_bytes or not each.kv_bytes_per_token:
         return 0
-    held = sum(p.serving_nodes * p.node.kv_tokens * p.node.kv_bytes_per_token for p in pools)
+    held = sum(p.decode_serving * p.node.kv_tokens * p.node.kv_bytes_per_token for p in pools)
     return ceil((reserved.kv_bytes - held) / (each.kv_tokens * each.kv_bytes_per_token))

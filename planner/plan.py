@@ -10,8 +10,9 @@ from planner.compare import asked_against_used, equal_nodes
 from planner.fleets import from_grid, from_ranges
 from planner.limits import check_range, checked_boundaries, floored
 from planner.paper.fleets import paper_one, paper_pairs
+from planner.phases import Phased, one_unsized, phased, without_cached
 from planner.profile import NodeProfile
-from planner.records import EqualNodes, FleetPlan, PlanResult, Question
+from planner.records import EqualNodes, FleetPlan, PhasesCompared, PlanResult, Question
 from planner.search import Grid, Mode, sweep
 from planner.split import Ranges, cheapest_splits, size_ranges, whole_range
 from planner.verdict import notes_of
@@ -31,6 +32,8 @@ def make_plan(question: Question) -> PlanResult:
     boundaries = checked_boundaries(question)
     check_range(question)
     question = _with_reserved_rate(question)
+    if question.phases != "never":
+        question = without_cached(question)
     tables = _tables(question, boundaries)
     one_paged = _one_pool(question, tables, "paged", _ONE_PAGED)
     splits: tuple[FleetPlan, ...] = ()
@@ -44,12 +47,17 @@ def make_plan(question: Question) -> PlanResult:
         one_slots = _one_pool(question, tables, mode, _ONE_SLOTS)
         two, compressed, grid = _pairs_of_pools(question, tables)
         splits = _splits(question, tables)
+    both = _in_phases(question, (one_paged, two, compressed, *splits))
+    if both:
+        one_paged, two, compressed, *rest = (fleet.together for fleet in both)
+        splits = tuple(rest)
     one_paged, one_slots, two, compressed, *more = (
         floored(fleet, question) for fleet in (one_paged, one_slots, two, compressed, *splits)
     )
     splits = tuple(more)
     one = one_paged if question.mode == "paged" else one_slots
-    chosen = _choose(question, one, two, compressed, splits)
+    options = [fleet.best(question) for fleet in both] or [one, two, compressed, *splits]
+    chosen = _choose(question, *options[:3], tuple(options[3:]))
     looked_at = chosen if len(chosen.pools) == 2 else min((two, compressed), key=_weight)
     shape = None
     if looked_at.boundaries:
@@ -64,6 +72,8 @@ def make_plan(question: Question) -> PlanResult:
         two=two,
         compressed=compressed,
         splits=splits,
+        apart=tuple(fleet.apart for fleet in both if any(p.phases for p in fleet.apart.pools)),
+        compared=_compared(chosen, both),
         baseline=one.label,
         savings=_saved(chosen, one),
         shape=shape,
@@ -78,6 +88,28 @@ def make_plan(question: Question) -> PlanResult:
         grid_gammas=question.searched_gammas,
     )
     return msgspec.structs.replace(plan, notes=notes_of(plan))
+
+
+def _in_phases(question: Question, fleets: Sequence[FleetPlan]) -> list[Phased]:
+    """The fleets together and apart; none where the question does not ask for phases."""
+    if question.phases == "never":
+        return []
+    one, *others = fleets
+    if not one.feasible:
+        one = one_unsized(question, one.label)
+    found = [phased(question, fleet) for fleet in (one, *others)]
+    return [
+        fleet._replace(
+            together=floored(fleet.together, question), apart=floored(fleet.apart, question)
+        )
+        for fleet in found
+    ]
+
+
+def _compared(chosen: FleetPlan, both: Sequence[Phased]) -> tuple[PhasesCompared, ...]:
+    """The pools of the chosen fleet, or of one pool if there is none."""
+    found = [fleet.pools for fleet in both if chosen in (fleet.together, fleet.apart)]
+    return found[0] if found and chosen.feasible else both[0].pools if both else ()
 
 
 def _with_reserved_rate(question: Question) -> Question:

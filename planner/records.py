@@ -1,6 +1,7 @@
 """The planner's question and its answer."""
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -10,6 +11,8 @@ from planner.search import Mode
 from planner.workload.closed_form import Shape
 from planner.workload.moments import GAMMAS
 from planner.workload.workload import Workload
+
+Phases = Literal["never", "auto", "always"]
 
 DEFAULT_WINDOW_TOKENS = 65_536
 
@@ -54,6 +57,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     most_pools: int = 3
     extrapolate: bool = False
     """Plan beyond the prompts that a node was measured on, with an interval."""
+    phases: Phases = "never"
+    """Whether prefill and decode get nodes of their own; auto: where that costs less."""
+    transfer_bytes_per_s: float | None = None
+    """Speed of one node's link for KV; needed for phases."""
     reserved: Reserved | None = None
     """The floor under the fleet; None without tenants."""
 
@@ -91,6 +98,26 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return int(2 ** math.ceil(math.log2(longest)))
 
 
+class PhasesPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefill side of a pool in phases, and the hand-over; all other figures are decode's."""
+
+    prefill_nodes: int
+    """Nodes to rent, of the pool's `nodes`."""
+    prefill_serving: int
+    prefill_slots: int
+    """Sequences of one prefill node."""
+    prefill_utilisation: float
+    """Share of time that prefill nodes compute prompts."""
+    prefill_tokens_per_s: float
+    """Prompt tokens/s of one node at this mix."""
+    prefill_p99_s: float
+    """P99 from arrival to the end of prefill."""
+    transfer_p99_s: float
+    """Hand-over of the P99 prompt."""
+    skip_below_tokens: int
+    """Prompts below this are computed by decode."""
+
+
 class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One pool of a planned fleet."""
 
@@ -110,11 +137,38 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
     wait_p99_s: float
     ttft_p99_s: float
     tpot_p99_s: float
+    phases: PhasesPlan | None = None
+    """None where every node computes prompts and answers."""
+
+    @property
+    def decode_nodes(self) -> int:
+        """Nodes to rent that answer: all but those for prefill alone."""
+        return self.nodes - (self.phases.prefill_nodes if self.phases else 0)
+
+    @property
+    def decode_serving(self) -> int:
+        """Serving nodes that answer."""
+        return self.serving_nodes - (self.phases.prefill_serving if self.phases else 0)
 
     @property
     def usd_per_hour(self) -> float:
         """Rent of all its nodes."""
         return self.nodes * self.node.usd_per_node_hour
+
+
+class PhasesCompared(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool with all nodes alike, and in phases; None where that meets no goals."""
+
+    together: PoolPlan | None
+    """With nodes for the TPOT that prompts between tokens leave."""
+    apart: PoolPlan | None
+
+    @property
+    def apart_wins(self) -> bool:
+        """Whether phases take fewer nodes."""
+        if self.apart is None:
+            return False
+        return self.together is None or self.apart.nodes < self.together.nodes
 
 
 class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +266,10 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
     """Two pools at the best gamma above 1."""
     splits: tuple[FleetPlan, ...] = ()
     """Three pools and more."""
+    apart: tuple[FleetPlan, ...] = ()
+    """Fleets with pools in phases."""
+    compared: tuple[PhasesCompared, ...] = ()
+    """The pools of the cheapest fleet, together and apart; empty where phases are not planned."""
     baseline: str
     """Label of the fleet that savings are measured against."""
     savings: float | None
@@ -238,5 +296,5 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.grid:  # without it, no pair of pools was tried
             fleets.append(self.two)
             fleets += [self.compressed] if max(self.grid_gammas) > 1 else []
-        fleets += self.splits
+        fleets += (*self.splits, *self.apart)
         return tuple(fleets if self.chosen in fleets else [*fleets, self.chosen])

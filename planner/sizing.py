@@ -50,7 +50,7 @@ WaitOf = Callable[[Floats, NDArray[np.intp]], Floats]
 """(nodes, indices of pools) -> waiting times, seconds."""
 
 _MIN_VARIATION: Final = 0.01
-_NORMAL_P99: Final = 2.326
+NORMAL_P99: Final = 2.326
 _CEIL_SLACK: Final = 1e-9
 _MAX_STEPS: Final = 64
 KV_USED: Final = 0.9
@@ -84,6 +84,17 @@ class Sized(msgspec.Struct, frozen=True, kw_only=True):
     wait_p99_s: Floats
     ttft_p99_s: Floats
     tpot_p99_s: Floats
+
+
+def columns(loads: Loads, at: NDArray[np.intp]) -> Loads:
+    """The loads of some pools, in this order; a pool may be taken more than once."""
+    return Loads(
+        sums=loads.sums[:, at],
+        rate_per_s=loads.rate_per_s[at],
+        prompt_p99_tokens=loads.prompt_p99_tokens[at],
+        chunks_p99=loads.chunks_p99[at],
+        slots=loads.slots[at],
+    )
 
 
 def paged_slots(sums: Floats, profile: NodeProfile) -> Floats:
@@ -192,7 +203,7 @@ def _means(loads: Loads, profile: NodeProfile) -> _Means:
             sums[STEPS2] / mass / np.maximum(steps**2, 1e-300) - 1, _MIN_VARIATION
         ),
         demand=demand,
-        spread=_NORMAL_P99 * profile.h_s_per_token * np.sqrt(resident * occupancy),
+        spread=NORMAL_P99 * profile.h_s_per_token * np.sqrt(resident * occupancy),
         own_s=own_s,
         own_square=own_square,
     )

@@ -5,7 +5,7 @@ from typing import Final
 
 from planner.goals import Goals
 from planner.limits import notes_on_range
-from planner.records import FleetPlan, PlanResult
+from planner.records import FleetPlan, PhasesCompared, PlanResult
 
 _NO_RATE: Final = 1e-6
 """Requests per second that are none but for rounding."""
@@ -13,7 +13,7 @@ _NO_RATE: Final = 1e-6
 
 def notes_of(plan: PlanResult) -> tuple[str, ...]:
     """The plan's conclusions, its limits and its assumptions."""
-    notes = [_answer(plan), _lengths(plan), _compression(plan)]
+    notes = [_answer(plan), *map(_winner, plan.compared), _lengths(plan), _compression(plan)]
     notes += _limits(plan)
     notes += _shape(plan)
     if plan.question.mode != "paged":
@@ -46,6 +46,7 @@ def notes_of(plan: PlanResult) -> tuple[str, ...]:
             "rooflines charge prompts their arithmetic, the published constants do not: the kinds "
             "of node are not compared like for like"
         )
+    notes += _phases(plan)
     notes += _floor(plan)
     notes += notes_on_range(plan.question, plan.chosen)
     notes += plan.question.workload.notes
@@ -163,8 +164,45 @@ def _shape(plan: PlanResult) -> list[str]:
     return out
 
 
+def _phases(plan: PlanResult) -> list[str]:
+    """What phases are planned with."""
+    out = [
+        f"pool {pool.name} in phases: prefill's P99 is {1000 * phases.prefill_p99_s:.0f} ms at "
+        f"{100 * phases.prefill_utilisation:.0f} % use, the P99 prompt's KV moves in "
+        f"{1000 * phases.transfer_p99_s:.0f} ms, decode computes prompts below "
+        f"{phases.skip_below_tokens} tokens itself"
+        for pool in plan.chosen.pools
+        if (phases := pool.phases) is not None
+    ]
+    if plan.compared:
+        out.append(
+            "phases: nodes that prefill or decode alone are taken to have the iteration of the "
+            "profile; together, TPOT counts the prompts between an answer's tokens"
+        )
+        hit = plan.question.workload.cached_share
+        out += [f"phases: {100 * hit:.0f} % of prompt tokens are planned as cached"] if hit else []
+    return out
+
+
+def _winner(pool: PhasesCompared) -> str:
+    together, apart = pool.together, pool.apart
+    if apart is None or apart.phases is None:
+        name = "" if together is None else f"pool {together.name}: "
+        return f"{name}together wins: in phases no number of nodes meets the goals"
+    sides = f"{apart.phases.prefill_nodes} prefill + {apart.decode_nodes} decode"
+    if together is None:
+        return f"pool {apart.name}: apart wins: {sides}; together no number meets the goals"
+    more = f"{100 * (apart.nodes / together.nodes - 1):+.0f} %"
+    if pool.apart_wins:
+        return f"pool {apart.name}: apart wins: {sides} against {together.nodes} together, {more}"
+    return f"pool {apart.name}: together wins: {together.nodes} against {sides} apart, {more}"
+
+
 def fleet_line(fleet: FleetPlan) -> str:
-    """Nodes by pool, as `39 + 60`, or `not feasible`."""
+    """Nodes by pool, as `39 + 60`, in phases `3p+5d`; or `not feasible`."""
     if not fleet.feasible:
         return "not feasible"
-    return " + ".join(str(pool.nodes) for pool in fleet.pools)
+    return " + ".join(
+        f"{pool.phases.prefill_nodes}p+{pool.decode_nodes}d" if pool.phases else str(pool.nodes)
+        for pool in fleet.pools
+    )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sluice.plan.question import PlannedTenants
     from sluice.plan.verify import Verification
 
+Phases = Literal["never", "auto", "always"]
 Mode = Literal["paged", "corrected", "mix", "exact", "paper"]
 
 WorkloadOption = Annotated[
@@ -95,6 +96,17 @@ def plan(
     availability: Annotated[float, typer.Option(help="Share of time a node is up.")] = 1.0,
     input_share: InputShareOption = None,
     fields: FieldsOption = None,
+    phases: Annotated[
+        Phases | None,
+        typer.Option(
+            help="Nodes for prefill and for decode. auto: where they are fewer. "
+            "[default: auto with --transfer-gb-per-s, else never]"
+        ),
+    ] = None,
+    transfer_gb_per_s: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="KV that a node's link moves to a decode node, GB/s."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the fleet as sluice.yaml.")
     ] = None,
@@ -161,6 +173,8 @@ def plan(
             most_pools=max_pools,
             spare_nodes=spare,
             availability=availability,
+            phases=phases,
+            transfer_gb_per_s=transfer_gb_per_s,
         )
         started_s = time.perf_counter()
         found = make_plan(question)

@@ -19,7 +19,7 @@ from planner.profile import NodeProfile, profile_for, profile_from_json
 from planner.readers import histograms
 from planner.readers.fields import FieldMap, parse_field_map
 from planner.readers.traces import read_workload
-from planner.records import Question, Reserved
+from planner.records import Phases, Question, Reserved
 from planner.search import Mode
 from planner.workload.library import SHIPPED
 from planner.workload.rate import Rate, given, rate_of
@@ -122,6 +122,8 @@ def make_question(
     rate_quantile: float | None = None,
     extrapolate: bool = False,
     reserved: Reserved | None = None,
+    phases: Phases | None = None,
+    transfer_gb_per_s: float | None = None,
 ) -> Question:
     """Build the question from the command line; PlanError says what to change."""
     taken = _rate(workload, rate, rate_quantile)
@@ -158,6 +160,8 @@ def make_question(
         max_cut=1.0 if mode in {"paper", "exact"} else max_cut,
         most_pools=most_pools,
         extrapolate=extrapolate,
+        phases=phases or ("never" if transfer_gb_per_s is None else "auto"),
+        transfer_bytes_per_s=None if transfer_gb_per_s is None else 1e9 * transfer_gb_per_s,
         reserved=reserved,
     )
 

@@ -8,7 +8,15 @@ from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
-from planner.records import AskedLimits, EqualNodes, FleetPlan, PlanResult, PoolPlan
+from planner.records import (
+    AskedLimits,
+    EqualNodes,
+    FleetPlan,
+    PhasesCompared,
+    PhasesPlan,
+    PlanResult,
+    PoolPlan,
+)
 from planner.verdict import fleet_line
 from sluice.plan.verify import Verification, verification_json
 from sluice.terminal import finite
@@ -34,6 +42,11 @@ def plan_json(
             "nodes_paged": plan.one_paged.nodes or None,
         },
         "pools": {pool.name: _pool(pool) for pool in chosen.pools},
+        "phases": {
+            "mode": question.phases,
+            "transfer_bytes_per_s": question.transfer_bytes_per_s,
+            "compared": [_compared(pool) for pool in plan.compared],
+        },
         "floor_nodes": chosen.floor_nodes,
         "total_nodes": chosen.nodes if chosen.feasible else None,
         "total_gpus": chosen.gpus if chosen.feasible else None,
@@ -110,10 +123,22 @@ def _pools_table(fleet: FleetPlan) -> Table:
     columns = ("pool", "up to", "nodes", "each", "slots", "req/s", "slots used", "TTFT", "TPOT")
     table = _table(columns)
     for pool in fleet.pools:
+        if (prefill := pool.phases) is not None:
+            table.add_row(
+                f"{pool.name}/prefill",
+                "",
+                str(prefill.prefill_nodes),
+                "",
+                str(prefill.prefill_slots),
+                "",
+                f"{100 * prefill.prefill_utilisation:.0f} %",
+                _ms(prefill.prefill_p99_s),
+                "",
+            )
         table.add_row(
             pool.name,
             str(pool.boundary_tokens or pool.window_tokens),
-            str(pool.nodes),
+            str(pool.decode_nodes),
             f"{pool.node.gpus} x {pool.node.gpu}",
             str(pool.slots_per_node),
             f"{pool.rate_per_s:.4g}",
@@ -189,6 +214,18 @@ def _pool(pool: PoolPlan) -> dict[str, Any]:
         "utilisation": pool.utilisation,
         "ttft_p99_s": finite(pool.ttft_p99_s),
         "tpot_p99_s": finite(pool.tpot_p99_s),
+        "phases": _fields(pool.phases),
+    }
+
+
+def _compared(pool: PhasesCompared) -> dict[str, Any]:
+    together, apart = pool.together, pool.apart
+    return {
+        "pool": next((p.name for p in (together, apart) if p is not None), None),
+        "apart_wins": pool.apart_wins,
+        "together_nodes": together and together.nodes,
+        "prefill_nodes": apart and apart.nodes - apart.decode_nodes,
+        "decode_nodes": apart and apart.decode_nodes,
     }
 
 
@@ -204,7 +241,7 @@ def _fleet(fleet: FleetPlan) -> dict[str, Any]:
     }
 
 
-def _fields(record: EqualNodes | AskedLimits | None) -> dict[str, Any] | None:
+def _fields(record: EqualNodes | AskedLimits | PhasesPlan | None) -> dict[str, Any] | None:
     if record is None:
         return None
     found = {name: getattr(record, name) for name in record.__struct_fields__}
