@@ -163,8 +163,8 @@ def _pool(
     if not prefill.value:
         prefill.value = [pair for pair in engines.value if pair[0].value in _OF_ENGINES]
     _update(prefill, _figures(pool, pool.phases.prefill_slots, listed))
-    rate = int(pool.phases.prefill_tokens_per_s / _ranks(listed))
-    _set(prefill, "tokens_per_second", _node(rate))
+    if _get(engines, "tokens_per_second") is not None:  # stated for all engines, or for none
+        _update(prefill, {"tokens_per_second": int(pool.phases.prefill_tokens_per_s)})
     _set(prefill, "workers", yaml.SequenceNode(_SEQ, list(listed)))
     transfer = _mapping(_get(before, "transfer"))
     _update(transfer, _transfer(transfer, pool.phases, plan.question))

@@ -57,7 +57,7 @@ def make_plan(question: Question) -> PlanResult:
     splits = tuple(more)
     one = one_paged if question.mode == "paged" else one_slots
     options = [fleet.best(question) for fleet in both] or [one, two, compressed, *splits]
-    chosen = _choose(question, *options[:3], tuple(options[3:]))
+    chosen = _choose(question, *options)
     looked_at = chosen if len(chosen.pools) == 2 else min((two, compressed), key=_weight)
     shape = None
     if looked_at.boundaries:
@@ -230,7 +230,7 @@ def _choose(
     one: FleetPlan,
     two: FleetPlan,
     compressed: FleetPlan,
-    splits: tuple[FleetPlan, ...],
+    *splits: FleetPlan,
 ) -> FleetPlan:
     if len(question.b_short) > 1:
         return splits[0] if splits else FleetPlan(label=f"{len(question.b_short) + 1} pools")

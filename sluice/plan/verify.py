@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from planner.errors import PlanError
 from planner.goals import Goals
 from planner.records import PlanResult, PoolPlan
 from simulator.experiments.fleet_verdicts import judge
@@ -88,6 +89,8 @@ def verify(
     requests drawn for each run. Raises PlanError if the plan has no fleet.
     """
     question = plan.question
+    if any(pool.phases for pool in plan.chosen.pools):
+        raise PlanError("--verify of pools in phases", "give --phases never to verify it together")
     counting: Counting = "paged" if question.mode == "paged" else "slots"
     spec = fleet_of_plan(
         plan.chosen,

@@ -6,8 +6,10 @@ from gateway.settings import Config, parse, remarks
 from planner.gateway_file import assign_workers, gateway_file
 from planner.goals import Goals
 from planner.plan import make_plan
+from planner.profile import profile_for
 from planner.records import PlanResult, Question
 from planner.workload.library import SHIPPED
+from planner.workload.synthetic import synthetic
 from sluice.hash_key import hashed_key
 
 KEYS = {"SLUICE_ADMIN_KEY": "sk-admin", "SLUICE_KEY_HASH": hashed_key("sk-everybody")}
@@ -86,3 +88,61 @@ def test_the_planned_lengths_come_with_it() -> None:
         assert points[-1][1] == 1.0
         for tokens, share in points:
             assert share == pytest.approx(plan.question.workload.share(tokens), abs=1e-4)
+
+
+PHASES = {
+    "nodes": (profile_for("H100"),),
+    "workload": synthetic("prompt=1500,answer=250,spread=0.7"),
+    "goals": Goals(rate_per_s=30.0, ttft_s=2.0, tpot_s=0.04),
+    "transfer_bytes_per_s": 20e9,
+    "most_pools": 1,
+}
+
+
+def test_a_pool_in_phases_as_settings_read_it() -> None:
+    plan = plan_of(**PHASES, phases="auto")
+    (planned,) = plan.chosen.pools
+    assert planned.phases is not None
+    config = config_of(plan, "all/prefill=http://10.0.0.1:8000", "http://10.0.0.2:8000")
+    (model,) = config.models
+    pool = model.pools["all"]
+    assert pool.prefill is not None
+    assert pool.decode is not None
+    assert pool.transfer is not None
+    urls = [worker.url for worker in pool.prefill.workers]
+    assert urls == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+    assert len(pool.decode.workers) == planned.decode_nodes
+    assert pool.prefill.max_num_seqs == planned.phases.prefill_slots
+    assert pool.decode.max_num_seqs == planned.slots_per_node
+    assert (pool.transfer.kind, pool.transfer.bytes_per_second) == ("vllm", 20e9)
+    assert pool.transfer.skip_below_tokens == planned.phases.skip_below_tokens
+    whole = parse(gateway_file(plan), "plan.yaml", KEYS)
+    assert whole.entitlements[0].concurrency == whole.models[0].slots
+    assert remarks(whole) == []
+
+
+def test_a_file_goes_into_phases_and_back() -> None:
+    before = """
+version: 1
+models:
+- name: m
+  pools:
+    all:
+      max_model_len: 4096
+      max_num_seqs: 8
+      flow_headers: true
+      workers: [{url: "http://a:1", ranks: 2}]
+"""
+    apart, together = (plan_of(**PHASES, phases=phases) for phases in ("always", "never"))
+    text = gateway_file(apart, {"all/prefill": ["http://b:1"]}, before, "m")
+    pool = parse(text, "plan.yaml", KEYS).models[0].pools["all"]
+    assert pool.prefill is not None
+    assert pool.decode is not None
+    assert [w.url for w in pool.prefill.workers] == ["http://b:1"]
+    assert [(w.url, w.ranks) for w in pool.decode.workers] == [("http://a:1", 2)]
+    assert (pool.prefill.flow_headers, pool.decode.flow_headers) == (True, True)
+    sglang = text.replace("kind: vllm", "kind: sglang")
+    assert "kind: sglang" in gateway_file(apart, None, sglang, "m")
+    again = parse(gateway_file(together, None, text, "m"), "plan.yaml", KEYS).models[0].pools["all"]
+    assert (again.prefill, again.max_model_len, again.flow_headers) == (None, 65_536, True)
+    assert [w.url for w in again.workers] == ["http://a:1", "http://b:1"]

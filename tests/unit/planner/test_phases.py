@@ -1,7 +1,8 @@
 """Pools in phases: closed forms against two queues of engines in tandem, and what must hold."""
 
-from functools import cache
+import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.errors import PlanError
 from planner.goals import Goals
-from planner.phases import decode_node, prefill_node
+from planner.phases import decode_node, one_unsized, phased, prefill_node
 from planner.plan import make_plan
 from planner.profile import NodeProfile, profile_for
 from planner.records import PlanResult, PoolPlan, Question
@@ -54,7 +55,7 @@ def pools_of(plan: PlanResult) -> tuple[PoolPlan, PoolPlan]:
 class Tandem:
     """The engines of both phases, iteration by iteration: what prefill ends, decode gets later."""
 
-    def __init__(self, question: Question, pool: PoolPlan, requests: int = 20_000) -> None:
+    def __init__(self, question: Question, pool: PoolPlan, requests: int = 12_000) -> None:
         assert pool.phases is not None
         assert question.transfer_bytes_per_s is not None
         random = np.random.default_rng(7)
@@ -106,8 +107,9 @@ def test_both_phases_run_as_the_closed_forms_say(spec: str, rate: float) -> None
     assert apart.phases is not None
     seen = Tandem(plan.question, apart)
     assert seen.prefill_p99_s == pytest.approx(apart.phases.prefill_p99_s, rel=0.25)
-    assert seen.ttft_p99_s == pytest.approx(apart.ttft_p99_s, rel=0.25)
-    assert seen.tpot_p99_s == pytest.approx(apart.tpot_p99_s, rel=0.25)
+    assert seen.ttft_p99_s == pytest.approx(apart.ttft_p99_s, rel=0.15)
+    # The planner's own bound: a node that gets a random share of the requests.
+    assert 0.7 * apart.tpot_p99_s <= seen.tpot_p99_s <= 1.02 * apart.tpot_p99_s
     assert seen.ttft_p99_s <= plan.question.goals.ttft_s
 
 
@@ -117,19 +119,26 @@ def test_together_counts_the_prompts_between_tokens() -> None:
     alone = plan_of(phases="never").one_paged.pools[0]
     assert together.serving_nodes > alone.serving_nodes > apart.decode_serving
     random = np.random.default_rng(7)
-    at = poisson(plan.question.goals.rate_per_s, 20_000, random)
-    lengths = lengths_of(plan.question.workload).sample(20_000, random)
+    at = poisson(plan.question.goals.rate_per_s, 12_000, random)
+    lengths = lengths_of(plan.question.workload).sample(12_000, random)
     seen = served(H100, together.serving_nodes, plan.question.window, at, *lengths)
     assert p99(seen.tpot_s) == pytest.approx(together.tpot_p99_s, rel=0.1)
 
 
-@cache
+BASE = plan_of(phases="never").question
+
+
 def total(rate: float, gb_per_s: float, tpot_ms: float) -> float:
-    (pool,) = plan_of(rate=rate, gb_per_s=gb_per_s, tpot_ms=tpot_ms).compared
-    return float("inf") if pool.apart is None else pool.apart.nodes
+    question = msgspec.structs.replace(
+        BASE,
+        goals=Goals(rate_per_s=rate, ttft_s=2.0, tpot_s=tpot_ms / 1000),
+        transfer_bytes_per_s=1e9 * gb_per_s,
+    )
+    (pool,) = phased(question, one_unsized(question, "one pool")).pools
+    return math.inf if pool.apart is None else pool.apart.nodes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     rate=st.floats(0.5, 300),
     more=st.floats(1, 3),
@@ -156,11 +165,12 @@ def test_phases_are_chosen_where_they_take_fewer_nodes_and_said_either_way() -> 
 
 
 def test_phases_hold_what_one_kind_of_node_cannot() -> None:
-    """An iteration that shares its time with prompts is over 20 ms, however many nodes."""
-    plan = plan_of(rate=8.0, tpot_ms=18.5)
+    """An iteration that shares its time with prompts is over 16 ms, however many nodes."""
+    plan = plan_of(rate=8.0, tpot_ms=16.0)
     (pool,) = plan.compared
     assert pool.together is None
     assert plan.chosen.label == "one pool, apart"
+    assert any("together no number meets" in note for note in plan.notes)
 
 
 def test_caches_leave_less_to_prefill_on_either_side() -> None:
@@ -191,9 +201,10 @@ def test_short_prompts_stay_where_prefill_and_transfer_take_longer_than_they_sta
 
 
 def test_a_prefill_node_reads_its_weights_once_for_a_full_iteration() -> None:
-    node = prefill_node(H100)
-    full_s = H100.w_s + H100.prompt_s(2048) + 2048 * H100.h_s_per_token * 1024 / 2048 * 2048 / 2048
-    assert node.prompt_s(2048) == pytest.approx(full_s, rel=0.01)
+    whole = prefill_node(H100).prompt_s(4 * 2048)
+    steps_s = 4 * H100.w_s + H100.prompt_s(4 * 2048)
+    own_s = H100.h_s_per_token * 2048 * (1 + 2 + 3 + 4)
+    assert whole == pytest.approx(steps_s + own_s, rel=0.001)
 
 
 def test_what_phases_need_is_asked_for() -> None:
