@@ -220,7 +220,7 @@ def _apart(question: Question, fleet: FleetPlan, at: int) -> PoolPlan | None:
         slots_per_node=int(loads.slots[0]),
         utilisation=float(decode.utilisation[best]),
         step_s=float(decode.step_s[best]),
-        wait_p99_s=float(decode.wait_p99_s[best]),
+        wait_p99_s=ttft_s - 2 * float(decode.step_s[best]),
         ttft_p99_s=ttft_s,
         tpot_p99_s=float(decode.tpot_p99_s[best]),
         phases=PhasesPlan(

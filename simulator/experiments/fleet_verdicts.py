@@ -22,11 +22,12 @@ from simulator.experiments.verdict_records import (
     verdict_of,
 )
 from simulator.fleet import arrivals
-from simulator.fleet.fleet import FleetSpec, PoolSpec, simulate
+from simulator.fleet.fleet import FleetSpec, PoolSpec
 from simulator.fleet.outcome import HORIZON_SERVICES
 from simulator.fleet.routing import REFUSED
 from simulator.fleet.spec import routed
 from simulator.fleet.summary import summarise
+from simulator.fleet.tandem import simulate_pool
 from simulator.fleet.traffic import (
     Lengths,
     Traffic,
@@ -110,7 +111,7 @@ def _judge_pool(
         gamma=1.0,
     )
     arrived = None if progress is None else partial(progress, pool.name, total=len(requests))
-    outcome = simulate(alone, requests, seed=seed, progress=arrived)
+    outcome = simulate_pool(alone, requests, seed=seed, progress=arrived)
     return verdict_of(summarise(alone, outcome).pools[0], count / rate_per_s, goals)
 
 

@@ -11,6 +11,14 @@ from simulator.fleet.routing import RoutedTraffic, route
 from simulator.fleet.traffic import Ints, Random
 
 
+class PrefillSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The instances that compute a pool's prompts, and the hand-over."""
+
+    instances: int
+    profile: EngineProfile
+    transfer_s_per_token: float
+
+
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One pool of identical instances; its window is the profile's `max_model_len`."""
 
@@ -20,6 +28,8 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True):
     profile: EngineProfile
     boundary_tokens: int | None = None
     """Largest expected total that belongs here; None for the last pool."""
+    prefill: PrefillSpec | None = None
+    """Its instances then decode alone; only `simulator.fleet.tandem` runs such a pool."""
 
 
 class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):

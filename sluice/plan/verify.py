@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from planner.errors import PlanError
 from planner.goals import Goals
 from planner.records import PlanResult, PoolPlan
 from simulator.experiments.fleet_verdicts import judge
@@ -38,7 +37,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     counting: Counting
     elapsed_s: float
     gateway: GatewayRun | None = None
-    """The fleet behind the planned configuration; None in modes that count slots by window."""
+    """The fleet behind the planned configuration; None in modes that count slots by window, and
+    for pools in phases, of which the engines alone are simulated."""
 
     @property
     def holds(self) -> bool:
@@ -70,7 +70,12 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """Caveats about the figures."""
-        return tuple(line for pool in self.verdict.pools for line in _notes(pool, self.goals))
+        phases = (
+            "phases: the engines of both were simulated, least-loaded, not the gateway before them",
+        )
+        return (phases if any(pool.phases for pool in self.planned) else ()) + tuple(
+            line for pool in self.verdict.pools for line in _notes(pool, self.goals)
+        )
 
 
 def verify(
@@ -89,14 +94,13 @@ def verify(
     requests drawn for each run. Raises PlanError if the plan has no fleet.
     """
     question = plan.question
-    if any(pool.phases for pool in plan.chosen.pools):
-        raise PlanError("--verify of pools in phases", "give --phases never to verify it together")
     counting: Counting = "paged" if question.mode == "paged" else "slots"
     spec = fleet_of_plan(
         plan.chosen,
         counting=counting,
         compressible=question.compressed_share(plan.chosen),
         max_cut=question.max_cut,
+        transfer_bytes_per_s=question.transfer_bytes_per_s,
     )
     started_s = time.perf_counter()
     verdict = judge(
@@ -110,7 +114,7 @@ def verify(
         progress=progress,
     )
     gateway = None
-    if question.mode == "paged":
+    if question.mode == "paged" and not any(pool.phases for pool in plan.chosen.pools):
         gateway = through_gateway(
             plan,
             counting,

@@ -9,12 +9,14 @@ import numpy as np
 from gateway.settings import ModelConfig
 from planner.errors import PlanError
 from planner.fleets import pool_names
+from planner.phases import decode_node
 from planner.profile import NodeProfile
 from planner.records import FleetPlan
 from planner.workload.workload import Workload
 from simulator.engine.profiles import PAPER_WINDOW_TOKENS, EngineProfile
 from simulator.fleet import arrivals
 from simulator.fleet.fleet import FleetSpec, PoolSpec
+from simulator.fleet.spec import PrefillSpec
 from simulator.fleet.traffic import CdfLengths, Floats, Lengths, PairLengths, Traffic, traffic
 
 Counting = Literal["paged", "slots"]
@@ -163,6 +165,7 @@ def fleet_of_plan(
     compressible: float = 1.0,
     max_cut: float = 1.0,
     dispatch: str = "least-loaded",
+    transfer_bytes_per_s: float | None = None,
 ) -> FleetSpec:
     """A planned fleet in the form that `simulator.experiments.fleet_verdicts.judge` takes.
 
@@ -171,16 +174,26 @@ def fleet_of_plan(
     """
     if not planned.feasible:
         raise PlanError(f"{planned.label} is no fleet", "simulate one that meets the goals")
-    pools = tuple(
-        PoolSpec(
-            name=pool.name,
-            instances=pool.serving_nodes,
-            profile=engine_of(pool.node, pool.window_tokens, counting),
-            boundary_tokens=pool.boundary_tokens,
+    pools = []
+    for pool in planned.pools:
+        profile, prefill = engine_of(pool.node, pool.window_tokens, counting), None
+        if pool.phases is not None and transfer_bytes_per_s is not None:
+            prefill = PrefillSpec(
+                instances=pool.phases.prefill_serving,
+                profile=profile,
+                transfer_s_per_token=pool.node.kv_bytes_per_token / transfer_bytes_per_s,
+            )
+            profile = engine_of(decode_node(pool.node), pool.window_tokens, counting)
+        pools.append(
+            PoolSpec(
+                name=pool.name,
+                instances=pool.decode_serving,
+                profile=profile,
+                boundary_tokens=pool.boundary_tokens,
+                prefill=prefill,
+            )
         )
-        for pool in planned.pools
-    )
-    spec = _spec(pools, planned.gamma, compressible, dispatch, None)
+    spec = _spec(tuple(pools), planned.gamma, compressible, dispatch, None)
     return msgspec.structs.replace(spec, max_cut=max_cut)
 
 

@@ -361,3 +361,37 @@ def test_a_bad_file_of_entitlements_is_refused_with_the_fix(
     result = run("plan", "--workload", "azure", "--rate", "20", "--entitlements", str(file))
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
+
+
+PHASED = (
+    *("plan", "--workload", "synthetic:prompt=1500,answer=250,spread=0.7", "--gpu", "H100"),
+    *("--rate", "30", "--slo-ttft-ms", "2000", "--slo-tpot-ms", "40", "--max-pools", "1"),
+)
+
+
+def test_phases_are_planned_where_a_link_is_given_and_said(tmp_path: Path) -> None:
+    file = tmp_path / "sluice.yaml"
+    text = sluice(*PHASED, "--transfer-gb-per-s", "20", "-o", str(file), COLUMNS="80").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert "apart wins: 6 prefill + 2 decode against 10 together, -20 %" in text
+    assert "all/prefill" in text
+    assert "skip_below_tokens" in file.read_text()
+    found = json.loads(sluice(*PHASED, "--transfer-gb-per-s", "20", "--json").stdout)
+    (compared,) = found["phases"]["compared"]
+    assert compared == {
+        "pool": "all",
+        "apart_wins": True,
+        "together_nodes": 10,
+        "prefill_nodes": 6,
+        "decode_nodes": 2,
+    }
+    assert found["pools"]["all"]["phases"]["prefill_nodes"] == 6
+    without = json.loads(sluice(*PHASED, "--json").stdout)
+    assert without["phases"] == {"mode": "never", "transfer_bytes_per_s": None, "compared": []}
+    assert without["pools"]["all"]["phases"] is None
+
+
+def test_phases_without_a_link_are_refused() -> None:
+    result = sluice(*PHASED, "--phases", "always")
+    assert result.exit_code == 2
+    assert "--transfer-gb-per-s" in result.stderr

@@ -12,8 +12,10 @@ from typer.testing import Result
 
 from planner.goals import Goals
 from planner.plan import make_plan
+from planner.profile import profile_for
 from planner.records import FleetPlan, PlanResult, Question
 from planner.workload.library import SHIPPED
+from planner.workload.synthetic import synthetic
 from sluice.plan.verify import Verification, verification_json, verify
 from tests.running import sluice
 
@@ -175,3 +177,33 @@ def test_a_fleet_that_breaks_a_tenant_s_promise_is_not_verified() -> None:
     assert gateway is not None
     (fault,) = gateway.tenants[0].faults
     assert "within 30 ms, below 99 %" in fault
+
+
+def test_the_engines_of_both_phases_are_simulated() -> None:
+    found = make_plan(
+        Question(
+            workload=synthetic("prompt=1500,answer=250,spread=0.7"),
+            goals=Goals(rate_per_s=30.0, ttft_s=2.0, tpot_s=0.04),
+            nodes=(profile_for("H100"),),
+            most_pools=1,
+            phases="auto",
+            transfer_bytes_per_s=20e9,
+        )
+    )
+    checked = verify(found, most_requests=10_000)
+    assert checked.holds
+    assert checked.gateway is None
+    (planned,), (seen,) = checked.planned, checked.verdict.pools
+    assert planned.phases is not None
+    assert seen.instances == planned.decode_serving
+    assert seen.ttft_p99_s == pytest.approx(planned.ttft_p99_s, rel=0.15)
+    assert any(note.startswith("phases:") for note in checked.notes)
+    less = msgspec.structs.replace(
+        planned,
+        phases=msgspec.structs.replace(
+            planned.phases, prefill_serving=planned.phases.prefill_serving - 2
+        ),
+        serving_nodes=planned.serving_nodes - 2,
+    )
+    chosen = msgspec.structs.replace(found.chosen, pools=(less,))
+    assert not verify(msgspec.structs.replace(found, chosen=chosen), most_requests=10_000).holds
