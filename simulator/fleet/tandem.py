@@ -44,7 +44,9 @@ def simulate_pool(
     )
     second = simulate(spec, handed, seed=seed)
     back = np.argsort(order)
-    columns = ("start_s", "first_s", "end_s", "prompt_tokens", "output_tokens", "compressed")
-    columns += ("planned", "pool", "worker", "status")
+    columns = (
+        *("start_s", "first_s", "end_s", "prompt_tokens", "output_tokens", "compressed"),
+        *("planned", "pool", "worker", "status"),
+    )
     found = {name: getattr(second, name)[back] for name in columns}
     return msgspec.structs.replace(second, arrival_s=traffic.arrival_s, **found)
