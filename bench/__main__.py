@@ -110,6 +110,11 @@ BENCHES = {
         "QUARTZ's Table 6: coverage of predicted prefills under shifts, and their cost",
         {"predictor": "predictor.run:run"},
     ),
+    "caches": Bench(
+        "what QUARTZ would gain if engines told what their prefix caches hold",
+        {"caches": "caches.run:run", "knees": "caches.run:knees"},
+        1,
+    ),
     "quartz": Bench(
         "the QUARTZ paper's tables, ablations, scenes; over loads; the peers' routers live",
         {

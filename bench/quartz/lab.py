@@ -32,7 +32,7 @@ from gateway.scheduling.schedulers import make_scheduler
 from predictor.artifact import PoolSection
 from predictor.online import PrefillPredictor
 from predictor.train import train
-from simulator.engine.engine import EngineProfile
+from simulator.engine.engine import Engine, EngineProfile
 from simulator.experiments.prefix_oracle import UnboundedPrefixes
 from simulator.experiments.scheduling import (
     WORKER,
@@ -42,6 +42,7 @@ from simulator.experiments.scheduling import (
     Trouble,
     serve,
 )
+from simulator.experiments.scheduling_records import Prefixes
 from sluice.children import die_with_parent
 
 WORKERS: Final = 4
@@ -124,15 +125,22 @@ def trained() -> PoolSection:
 
 
 def make(
-    policy: str, workers: int = WORKERS, engine: EngineProfile = WORKER, seed: int = 0
+    policy: str,
+    workers: int = WORKERS,
+    engine: EngineProfile = WORKER,
+    seed: int = 0,
+    index: Prefixes | None = None,
 ) -> SimulatedGateway:
-    """A fresh gateway with this policy, which has learned nothing but what was trained."""
+    """A fresh gateway with this policy, which has learned nothing but what was trained.
+
+    `index`: QUARTZ's prefixes, where they are not the gateway's own kind.
+    """
     slots = engine.max_num_seqs
     pool = PoolState("pool", tuple(f"w{i}" for i in range(workers)), slots)
     if policy in PEERS:
         peer, endless = PEERS[policy]
-        index = UnboundedPrefixes(workers) if endless else PrefixIndex(workers)
-        return SimulatedGateway(pool, peer(pool, seed), index)
+        theirs = UnboundedPrefixes(workers) if endless else PrefixIndex(workers)
+        return SimulatedGateway(pool, peer(pool, seed), theirs)
     name, profile = (POLICIES | VARIANTS)[policy]
     predictor = _predictor(policy, workers, slots)
     scheduler = make_scheduler(
@@ -143,7 +151,8 @@ def make(
         kv_usage=lambda worker, _: gateway.kv_usage[worker],
     )
     endless = policy == "QUARTZ, endless index"
-    prefixes = UnboundedPrefixes(workers) if endless else PrefixIndex(workers)
+    own = UnboundedPrefixes(workers) if endless else PrefixIndex(workers)
+    prefixes = own if index is None else index
     gateway = SimulatedGateway(pool, scheduler, prefixes, predictor)
     return gateway
 
@@ -164,6 +173,7 @@ def run(
     profiles: Sequence[EngineProfile] | None = None,
     troubles: Sequence[Trouble] = (),
     tell_prefixes: bool = True,
+    on_engine: Callable[[int, Engine], None] | None = None,
 ) -> ServedRequest:
     """`serve` on the bench's workers, without the garbage collector: there are no cycles.
 
@@ -180,6 +190,7 @@ def run(
             troubles=troubles,
             seed=seed,
             gossip=gossip,
+            on_engine=on_engine,
         )
     finally:
         gc.enable()

@@ -15,6 +15,7 @@ Rules:
 from typing import Literal
 
 from simulator.engine.batch import BatchScheduler
+from simulator.engine.kv_blocks import PrefixCache
 from simulator.engine.profiles import PROFILES, EngineProfile
 from simulator.engine.records import Emission, EngineRequest, Iteration
 from simulator.engine.sequence import Sequence
@@ -90,6 +91,11 @@ class Engine:
     def held(self) -> int:
         """Ended sequences whose blocks wait for another engine."""
         return len(self._sched.held)
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """What it really holds; read it, and set its `on_evict`."""
+        return self._sched.pool.prefix
 
     # Requests
 

@@ -9,17 +9,22 @@ Rules of the prefix cache:
 - A sequence's last blocks are freed first, so that a prefix outlives its continuation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class PrefixCache:
     """Cached blocks by content hash; the block pool counts how many blocks exist."""
 
-    __slots__ = ("_idle", "_users")
+    __slots__ = ("_idle", "_users", "on_evict")
 
     def __init__(self) -> None:
+        self.on_evict: Callable[[int], None] | None = None
+        """Called with the hash of each evicted block."""
         self._users: dict[int, int] = {}
         self._idle: dict[int, None] = {}  # oldest first
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._idle or block in self._users
 
     @property
     def idle_blocks(self) -> int:
@@ -76,7 +81,10 @@ class PrefixCache:
     def trim(self, most: int) -> None:
         """Forget the oldest idle blocks until at most `most` are left."""
         while len(self._idle) > most:
-            del self._idle[next(iter(self._idle))]
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            if self.on_evict is not None:
+                self.on_evict(oldest)
 
 
 class BlockPool:

@@ -390,17 +390,22 @@ def serve(
     seed: int = 0,
     notice_s: float = 0.0,
     gossip: Callable[[float], None] | None = None,
+    on_engine: Callable[[int, Engine], None] | None = None,
 ) -> ServedRequest:
     """Run all requests to their end; the seed draws the gateway of each request.
 
     `gossip` is called at every tick to exchange news between gateways. Gateways notice first tokens
-    and ends `notice_s` late; raises ValueError if that is combined with troubles.
+    and ends `notice_s` late; raises ValueError if that is combined with troubles. `on_engine` is
+    called with each worker's engine before the first request; a restarted one has another.
     """
     if notice_s and troubles:
         raise ValueError("what a worker in trouble answered is noticed at once")
     for gateway in gateways:
         gateway.scheduler.replicas = len(gateways)
     run = _SchedulingRun(demands, profiles, gateways, seed, notice_s, gossip)
+    if on_engine is not None:
+        for place, worker in enumerate(run.workers):
+            on_engine(place, worker.engine)
     run.all(troubles)
     arrivals = np.array([d.arrival_s for d in demands])
     return ServedRequest(
