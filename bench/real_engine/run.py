@@ -30,8 +30,10 @@ from bench.real_engine.engines import (
     BASE,
     NAMES,
     VERSION,
+    Phase,
     RealEngine,
     Unavailable,
+    add_transfer,
     completion,
     default_folder,
     engine_python,
@@ -41,6 +43,7 @@ from bench.real_engine.engines import (
     suite_scene,
     written,
 )
+from bench.real_engine.phases import phases_scene
 from sluice.children import Children
 
 # -- every system on before two real engines: short and long pool, tenants, compression, QUARTZ
@@ -418,6 +421,7 @@ class _Lab:
         lora: bool = False,
         api_key: str | None = None,
         most_tokens: int | None = None,
+        phase: Phase | None = None,
     ) -> RealEngine:
         """One more engine, which starts meanwhile: `wait` for it."""
         return RealEngine(
@@ -430,6 +434,7 @@ class _Lab:
             adapter=self.model / "lora" if lora else None,
             api_key=api_key,
             most_tokens=most_tokens,
+            phase=phase,
         )
 
 
@@ -464,6 +469,22 @@ def mistakes() -> list[Row]:
             engine = lab.engine(api_key=KEY)
             engine.wait()
             rows += mistakes_scene(Path(there), engine, KEY)
+    return rows
+
+
+def phases() -> list[Row]:
+    """Prefill and decode on engines of their own, over NIXL."""
+    rows: list[Row] = []
+    with _lab(rows) as lab:
+        if lab:
+            try:
+                add_transfer(lab.python)
+            except Unavailable as reason:
+                return [*rows, Row("skipped", str(reason))]
+            prefill, *decode = (lab.engine(phase=p) for p in ("prefill", "decode", "decode"))
+            for engine in (prefill, *decode):
+                engine.wait()
+            rows += phases_scene(prefill, *decode)
     return rows
 
 
