@@ -307,6 +307,15 @@ def test_pods_roll_only_for_what_a_reload_cannot_change() -> None:
         f"--set-json=config.tenants={json.dumps([{'name': 'acme'}])}",
     ):
         assert digest() == digest(reloaded)
+
+    def of_phases(engines: dict[str, Any]) -> str:
+        phased = {"max_model_len": 1, "prefill": engines, "decode": engines}
+        phased["transfer"] = {"kind": "vllm"}
+        return digest(f"--set-json={model}={json.dumps({'name': 'llama', 'pools': {'p': phased}})}")
+
+    engines = {"max_num_seqs": 1, "workers": ["http://a:1"]}
+    assert of_phases(engines) == of_phases({"max_num_seqs": 2, "workers": ["http://b:1"]})
+    assert of_phases(engines) != of_phases({**engines, "gpu_hour": 2.0})
     renamed = {"name": "llama", "pools": {**pools, "longer": pools["long"]}}
     assert digest() != digest(f"--set-json={model}={json.dumps(renamed)}")
     assert digest() != digest("--set=config.server.max_connections=99")

@@ -82,7 +82,11 @@ spend each limit twice, or the next one could not mount a ReadWriteOnce volume. 
 {{- range .Values.config.models }}
 {{- $pools := dict }}
 {{- range $name, $pool := .pools }}
-{{- $_ := set $pools $name (omit $pool "workers" "max_model_len" "max_num_seqs" "tokens_per_second" "kv_cache_gib" "replicas") }}
+{{- $pool = omit $pool "workers" "max_model_len" "max_num_seqs" "tokens_per_second" "kv_cache_gib" "replicas" "transfer" }}
+{{- range $phase := list "prefill" "decode" }}{{- with get $pool $phase }}
+{{- $pool = set $pool $phase (omit . "workers" "max_num_seqs" "tokens_per_second" "kv_cache_gib" "replicas") }}
+{{- end }}{{- end }}
+{{- $_ := set $pools $name $pool }}
 {{- end }}
 {{- $kept := omit . "default_max_tokens" "spill_queue" "cache_salt" "engine_priority" "timeouts" "admission" }}
 {{- $models = append $models (merge (dict "pools" $pools) (omit $kept "pools")) }}
