@@ -326,6 +326,8 @@ class Reloading:
                     gateway.metrics.ejections.values.pop((pool.name, worker), None)
                 if pool.name not in here.get(old.name, ()):
                     gateway.metrics.forget(model=old.name, pool=pool.name)
+                    if not any(pool.name in names for names in here.values()):
+                        gateway.metrics.forget(pool=pool.name)  # some families name no model
                     _log.info("pool %s/%s is gone", old.name, pool.name)
 
     async def _follow_workers(self, target: Config) -> None:

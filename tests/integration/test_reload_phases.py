@@ -64,7 +64,10 @@ async def test_phases_come_change_and_go_under_streams(tmp_path: Path) -> None:
         assert (await client.delete(f"/admin/workers/{two}")).status_code == 200
         await until(edited, decode={one}, prefill={three})
 
-        edited.model["pools"]["all"]["prefill"]["workers"] = [engine(engines, 3)]
+        named = tmp_path / "prefill.yaml"
+        named.write_text(f"[http://{three}]")
+        source = {"discover": f"file://{named}", "model": "m"}
+        edited.model["pools"]["all"]["prefill"]["workers"] = [source]
         edited.model["pools"]["all"]["decode"]["workers"].append(engine(engines, 4))
         assert await edited.reload() == []
         await until(edited, decode={one, four}, prefill={three})
