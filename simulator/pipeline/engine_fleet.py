@@ -45,6 +45,10 @@ class EngineUnit(Protocol):
         """Drop a request."""
         ...
 
+    def release(self, worker: int, request_id: str) -> None:
+        """Free what an ended request holds."""
+        ...
+
     def run_until(self, now_s: float) -> list[Event]:
         """All events up to a time."""
         ...
@@ -81,6 +85,9 @@ class SoleEngine:
     def abort(self, worker: int, request_id: str) -> None:
         self._engine.abort(request_id)
 
+    def release(self, worker: int, request_id: str) -> None:
+        self._engine.release(request_id)
+
     def run_until(self, now_s: float) -> list[Event]:
         return self._engine.run_until(now_s)
 
@@ -114,6 +121,9 @@ class RankedEngine:
 
     def abort(self, worker: int, request_id: str) -> None:
         self._group.abort(worker, request_id)
+
+    def release(self, worker: int, request_id: str) -> None:
+        self._group.release(worker, request_id)
 
     def run_until(self, now_s: float) -> list[Event]:
         return [(at_s, emission) for at_s, _, emission in self._group.run_until(now_s)]
@@ -186,6 +196,13 @@ class EngineFleet:
         """Drop a request."""
         unit, rank = self._place[at]
         self._units[unit].abort(rank, str(index))
+        self._look_ahead(unit)
+
+    def release(self, at: Worker, index: int, now_s: float) -> None:
+        """Free what an ended request holds at a worker."""
+        unit, rank = self._place[at]
+        self._advance(unit, now_s)
+        self._units[unit].release(rank, str(index))
         self._look_ahead(unit)
 
     def restart(self, at: Worker) -> set[Worker]:

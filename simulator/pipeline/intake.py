@@ -5,7 +5,10 @@ lengths of prompt and answer, is estimated by its estimator, which learns as req
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Final
+
+import msgspec
 
 from gateway.errors import ContextLengthExceeded
 from gateway.records.endpoint import CHAT
@@ -41,9 +44,13 @@ class Flight:
         "held",
         "index",
         "job",
+        "kv_at",
+        "kv_s",
         "output_tokens",
+        "place",
         "planned",
         "pools",
+        "prefill",
         "prompt_tokens",
         "scheduler",
         "tenant",
@@ -73,6 +80,14 @@ class Flight:
         self.scheduler: Scheduler | None = None
         self.where = (-1, -1)
         """Pool and worker that serve it; -1 for none."""
+        self.place = -1
+        """The pool whose engine it is bound to, or waits for: the lease's, or its prefill pool."""
+        self.prefill = False
+        """Whether its next engine computes its prompt for another one."""
+        self.kv_at: tuple[int, int] | None = None
+        """Pool and worker that hold its prompt's KV for the engine that decodes."""
+        self.kv_s = inf
+        """When its lease ends, and once it is fetched, when it will have come."""
         self.tries = 0
         self.answered = False
         """Whether it has a first token."""
@@ -126,6 +141,8 @@ class Intake:
     def job_of(self, flight: Flight, now_s: float) -> Job:
         """The request as a scheduler sees it."""
         tenant, estimate = flight.tenant, flight.estimate
+        if flight.prefill:
+            estimate = msgspec.structs.replace(estimate, output_tokens=1, cap_tokens=1)
         return Job(
             flight,
             estimate.input_tokens_total,

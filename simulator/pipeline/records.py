@@ -18,6 +18,9 @@ BYTES_PER_TOKEN: Final = 4.2
 SPREAD: Final = 0.12
 """Standard deviation of the logarithm of a prompt's bytes per token, within one kind of text."""
 
+KV_TOKENS_PER_S: Final = 150_000.0
+"""20 GB/s at 131,072 bytes a token."""
+
 REFUSED_LENGTH: Final = "context_length_exceeded"
 QUEUE_FULL: Final = "queue_full"
 QUEUE_TIMEOUT: Final = "queue_timeout"
@@ -34,7 +37,9 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
 
     served: ModelRuntime
     profiles: tuple[EngineProfile, ...]
-    """Engine of each pool."""
+    """Engine of each pool, those that compute other pools' prompts included."""
+    kv_tokens_per_s: float = KV_TOKENS_PER_S
+    """How fast a prompt's KV goes to the engine that decodes, where that is another; > 0."""
     entitlements: tuple[Entitlement, ...] = ()
     """In order of creation; empty for an open gateway."""
     terms: Terms | None = None

@@ -3,6 +3,10 @@
 Events of one time run in this order: engines, failures and repairs, timers, ticks, arrivals. All
 randomness comes from one seed. The run goes on after the last arrival until all work is done.
 
+In a pool in phases a request is bound to a prefill engine first, then to one that decodes, which
+starts once the KV has come. The prefill engine holds it until the first token (a step longer than
+real ones). The same with SGLang, whose decode engines are in truth bound first.
+
 Not simulated: prefix caches (every prompt is new text), clients that come back after a refusal, the
 gateway's own time, and what a compressor takes.
 """
@@ -11,7 +15,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -19,14 +23,12 @@ from simulator.fleet.failures import Outage, changes_of
 from simulator.pipeline.intake import Flight, Intake
 from simulator.pipeline.leases import Leases
 from simulator.pipeline.records import QUEUE_TIMEOUT, Gateway, PipelineOutcome, TenantTraffic
-from simulator.pipeline.serving import Serving
+from simulator.pipeline.serving import Serving, Timer
 
 TICK_S: Final = 0.25
 LOOK_S: Final = 1.0
 """Between two readings of the engines' metrics."""
 PROGRESS_EVERY: Final = 500
-
-Timer = Literal["queue", "reclaim"]
 
 
 def run_pipeline(
@@ -50,7 +52,7 @@ class _Run:
         self.requests, self.served = requests, gateway.served
         self.leases = Leases(gateway)
         self.intake = Intake(gateway, requests, self.leases, np.random.default_rng(seed))
-        self.serving = Serving(gateway, requests, self.leases, self.intake, self._waits)
+        self.serving = Serving(gateway, requests, self.leases, self.intake, self._timer)
         self.timers: list[tuple[float, int, Timer, Flight]] = []
         self.order = count()
 
@@ -65,15 +67,15 @@ class _Run:
             self._timer(now_s + self.served.admission.reclaim_s, "reclaim", flight)
         self.serving.bind(flight, flight.pools, now_s)
 
-    def _waits(self, flight: Flight, now_s: float) -> None:
-        self._timer(now_s + self.served.scheduling.queue_timeout_s, "queue", flight)
-
     def _timer(self, at_s: float, what: Timer, flight: Flight) -> None:
         heappush(self.timers, (at_s, next(self.order), what, flight))
 
     def rang(self, what: Timer, flight: Flight, now_s: float) -> None:
-        """A queue's time limit, or that of a protected request that still has no first token."""
+        """A time limit of a queue, a protected request, or held KV; or KV that has come."""
         if flight.index not in self.serving.flights:
+            return
+        if what == "kv":
+            self.serving.kv_due(flight, now_s)
             return
         if what == "queue":
             self.serving.leave_queue(flight, QUEUE_TIMEOUT, now_s)

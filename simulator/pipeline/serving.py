@@ -2,8 +2,8 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from math import nan
-from typing import Final
+from math import inf, nan
+from typing import Final, Literal
 
 import numpy as np
 
@@ -33,8 +33,11 @@ _FATES: Final = {
     NO_WORKER: fates.UNAVAILABLE,
     BROKEN: fates.BROKEN,
 }
-Waits = Callable[[Flight, float], None]
-"""(a request that waits for a worker, now)."""
+KV_LEASE_S: Final = 30.0
+"""How long an engine holds KV that nobody fetches, as vLLM."""
+Timer = Literal["queue", "reclaim", "kv"]
+SetTimer = Callable[[float, Timer, Flight], None]
+"""(at, what, whose)."""
 
 
 class Columns:
@@ -87,7 +90,7 @@ class Serving:
         requests: TenantTraffic,
         leases: Leases,
         intake: Intake,
-        waits: Waits,
+        set_timer: SetTimer,
     ) -> None:
         self.gateway, self.served = gateway, gateway.served
         self.pools: Final = gateway.served.fleet.pools
@@ -97,16 +100,17 @@ class Serving:
         self.flights: dict[int, Flight] = {}
         self.waiting: dict[Job, Flight] = {}
         """Jobs that a scheduler holds, in order of arrival."""
-        self._waits = waits
+        self._set_timer = set_timer
 
     def bind(
         self, flight: Flight, pools: Sequence[int], now_s: float, excluded: Sequence[int] = ()
     ) -> None:
         """Hand the request to the first pool that takes it."""
         for pool in pools:
-            if not fleet.available(self.pools[pool], now_s):
+            flight.place = place = self._place(flight, pool, now_s)
+            if not fleet.available(self.pools[place], now_s):
                 continue
-            scheduler = self.pools[pool].scheduler
+            scheduler = self.pools[place].scheduler
             if pool != flight.held.pool:
                 moved = self.leases.move(flight.index, pool, now_s, force=True)
                 if not isinstance(moved, str):
@@ -120,12 +124,24 @@ class Serving:
             flight.job, flight.scheduler = job, scheduler
             if job.state == "waiting":
                 self.waiting[job] = flight
-                self._waits(flight, now_s)
+                limit_s = self.served.scheduling.queue_timeout_s
+                self._set_timer(now_s + limit_s, "queue", flight)
             self.send_all(ready, now_s)
             if job.state == "waiting":
                 self._bound_queue(flight, now_s)
             return
         self.lose(flight, NO_WORKER, now_s)
+
+    def _place(self, flight: Flight, pool: int, now_s: float) -> int:
+        """Which pool's engine is next: one for the prompt alone, or this pool's."""
+        phases = self.served.fleet.phases.get(pool)
+        flight.prefill = (
+            phases is not None
+            and flight.kv_at is None
+            and flight.estimate.input_tokens_total >= phases.skip_below_tokens
+            and bool(fleet.available(self.pools[phases.prefill], now_s))
+        )
+        return phases.prefill if phases is not None and flight.prefill else pool
 
     def _bound_queue(self, flight: Flight, now_s: float) -> None:
         """Displace a request where more wait than the queue's limit."""
@@ -159,12 +175,13 @@ class Serving:
 
     def send(self, flight: Flight, worker: int, now_s: float) -> None:
         """Submit to an engine, or rescue what its window does not hold to a larger pool."""
-        pool, index = flight.held.pool, flight.index
+        pool, index = flight.place, flight.index
         window = self.gateway.profiles[pool].max_model_len
         if not fits(flight, window):
             self._release(flight, now_s, answered=False)
-            larger = larger_pools(self.served.routing, pool)
+            larger = larger_pools(self.served.routing, flight.held.pool)
             if larger:
+                self._drop_kv(flight, now_s)
                 self.bind(flight, larger, now_s)
             else:
                 self.lose(flight, REFUSED_LENGTH, now_s)
@@ -178,12 +195,37 @@ class Serving:
         columns.compressed[index] = flight.compressed
         columns.prompts[index] = flight.prompt_tokens
         columns.outputs[index] = flight.output_tokens
+        if flight.kv_at is None:
+            self._submit(flight, now_s)
+            return
+        flight.kv_s = now_s + flight.prompt_tokens / self.gateway.kv_tokens_per_s
+        self._set_timer(flight.kv_s, "kv", flight)
+
+    def _submit(self, flight: Flight, now_s: float) -> None:
         request = EngineRequest(
-            id=str(index),
+            id=str(flight.index),
             prompt_tokens=flight.prompt_tokens,
-            output_tokens=flight.output_tokens,
+            output_tokens=1 if flight.prefill else flight.output_tokens,
+            remote=flight.kv_at is not None,
+            hold=flight.prefill,
         )
         self.engines.submit(flight.where, request, now_s)
+
+    def kv_due(self, flight: Flight, now_s: float) -> None:
+        """KV has come, and decoding begins; or its lease is over while it waits for a worker."""
+        if now_s != flight.kv_s:
+            return  # of an earlier try
+        flight.kv_s = inf
+        if flight.where[0] >= 0:
+            self._submit(flight, now_s)
+        else:
+            self._drop_kv(flight, now_s)
+
+    def _drop_kv(self, flight: Flight, now_s: float) -> None:
+        """Free what another engine holds of the request, if any does."""
+        at, flight.kv_at, flight.kv_s = flight.kv_at, None, inf
+        if at is not None:
+            self.engines.release(at, flight.index, now_s)
 
     def _release(self, flight: Flight, now_s: float, *, answered: bool) -> None:
         """Give the job back to its scheduler, which may send others."""
@@ -196,6 +238,7 @@ class Serving:
         """End a request that is not served to its end; what it reserved is refunded."""
         index = flight.index
         self.columns.reasons[index] = reason
+        self._drop_kv(flight, now_s)
         if flight.answered:
             self.columns.end_s[index] = now_s
         self.leases.settle(index, None, now_s)
@@ -207,18 +250,31 @@ class Serving:
         flight = self.flights[index]
         job, scheduler = flight.job, flight.scheduler
         if emission.index == 1:
-            self.columns.start_s[index] = self.columns.sent_s[index] + emission.queue_s
-            self.columns.first_s[index] = at_s
-            flight.answered = True
+            if flight.kv_at is None:
+                self.columns.start_s[index] = self.columns.sent_s[index] + emission.queue_s
+            if not flight.prefill:
+                self.columns.first_s[index] = at_s
+                flight.answered = True
+                self._drop_kv(flight, at_s)
             if job is not None and scheduler is not None:
                 self.send_all(scheduler.first_token(job, at_s, emission.cached_tokens), at_s)
-        if emission.finished:
+        if flight.prefill:
+            self._prefilled(flight, at_s)
+        elif emission.finished:
             self.columns.end_s[index] = at_s
             self._off_worker(flight)
             self.leases.settle(index, flight.prompt_tokens + flight.output_tokens, at_s)
             self.intake.learn(flight)
             del self.flights[index]
             self._release(flight, at_s, answered=True)
+
+    def _prefilled(self, flight: Flight, at_s: float) -> None:
+        """A prompt is computed, and held where it was: bind the request to decode."""
+        flight.kv_at, flight.kv_s = flight.where, at_s + KV_LEASE_S
+        self._set_timer(flight.kv_s, "kv", flight)
+        self._off_worker(flight)
+        self._release(flight, at_s, answered=True)
+        self.bind(flight, (flight.held.pool,), at_s)
 
     def _off_worker(self, flight: Flight) -> None:
         pool, worker = flight.where
@@ -246,6 +302,9 @@ class Serving:
         self.engines.catch_up((pool, worker), now_s)
         fleet.unreachable(state, worker)
         homes = self.engines.restart((pool, worker))
+        for flight in self.flights.values():
+            if flight.kv_at in homes:  # the engine that decodes computes what it can't fetch
+                flight.kv_at = None
         for flight in [f for f in self.flights.values() if f.where in homes]:
             self._off_worker(flight)
             self._release(flight, now_s, answered=False)
@@ -254,6 +313,7 @@ class Serving:
                 continue
             self.columns.retried += 1
             lost = [w for p, w in homes if p == pool]
+            self._drop_kv(flight, now_s)
             self.bind(flight, flight.pools, now_s, lost)
 
     def tick(self, now_s: float) -> None:

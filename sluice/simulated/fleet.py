@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from gateway.settings import ModelConfig
+from gateway.settings.model import EnginesConfig
 from planner.errors import PlanError
 from planner.fleets import pool_names
 from planner.phases import decode_node
@@ -134,28 +135,33 @@ def fleet_of_model(
     boundaries = (*model.boundaries, None)
     pools = []
     for (name, pool), boundary in zip(model.pools.items(), boundaries, strict=True):
-        kv_tokens = None
-        if pool.kv_cache_gib is not None:
-            per_token = model.kv_bytes_per_token or node.kv_bytes_per_token
-            kv_tokens = int(pool.kv_cache_gib * _GIB / per_token) if per_token else None
-        profile = engine_of(
-            node,
-            pool.max_model_len,
-            counting,
-            max_num_seqs=pool.max_num_seqs,
-            kv_tokens=kv_tokens,
-        )
         pools.append(
             PoolSpec(
                 name=name,
                 instances=max(1, pool.worker_count, pool.replica_bounds[0]),
-                profile=profile,
+                profile=engine_of_pool(model, pool, pool.max_model_len, node, counting),
                 boundary_tokens=boundary,
             )
         )
     gamma = model.boundary.gamma if model.compression.enabled else 1.0
     spec = _spec(tuple(pools), gamma, compressible, "least-loaded", model.spill_queue)
     return msgspec.structs.replace(spec, max_cut=model.compression.max_cut)
+
+
+def engine_of_pool(
+    model: ModelConfig,
+    pool: EnginesConfig,
+    window_tokens: int,
+    node: NodeProfile,
+    counting: Counting,
+) -> EngineProfile:
+    """The engine model of a pool, or of its prefill engines: their slots and KV cache."""
+    kv_tokens = None
+    if pool.kv_cache_gib is not None:
+        per_token = model.kv_bytes_per_token or node.kv_bytes_per_token
+        kv_tokens = int(pool.kv_cache_gib * _GIB / per_token) if per_token else None
+    slots = pool.max_num_seqs
+    return engine_of(node, window_tokens, counting, max_num_seqs=slots, kv_tokens=kv_tokens)
 
 
 def fleet_of_plan(

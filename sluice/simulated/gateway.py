@@ -15,8 +15,13 @@ from planner.errors import PlanError
 from planner.profile import NodeProfile
 from planner.workload.workload import Workload
 from simulator.fleet.traffic import Random, Traffic
-from simulator.pipeline.records import Gateway, TenantTraffic, with_tenants
-from sluice.simulated.fleet import Counting, fleet_of_model
+from simulator.pipeline.records import (
+    KV_TOKENS_PER_S,
+    Gateway,
+    TenantTraffic,
+    with_tenants,
+)
+from sluice.simulated.fleet import Counting, engine_of_pool, fleet_of_model
 from sluice.simulated.recorded import RecordedTraffic
 
 _NAMES = {
@@ -55,11 +60,27 @@ def gateway_of(
     spec = fleet_of_model(model, node, counting=counting, compressible=compressible)
     return Gateway(
         served=served_model(config, enforced),
-        profiles=tuple(pool.profile for pool in spec.pools),
+        profiles=(
+            *(pool.profile for pool in spec.pools),
+            *(
+                engine_of_pool(model, pool.prefill, pool.max_model_len, node, counting)
+                for pool in model.pools.values()
+                if pool.prefill is not None
+            ),
+        ),
+        kv_tokens_per_s=_kv_tokens_per_s(model, node),
         entitlements=entitlements_of(config, model),
         terms=base_terms(model) if managed(config, model) else None,
         compressible=compressible,
     )
+
+
+def _kv_tokens_per_s(model: ModelConfig, node: NodeProfile) -> float:
+    """How fast KV is handed over, by the slowest link that the file states."""
+    per_token = model.kv_bytes_per_token or node.kv_bytes_per_token
+    links = [pool.transfer.bytes_per_second for pool in model.pools.values() if pool.transfer]
+    stated = [link for link in links if link]
+    return min(stated) / per_token if stated and per_token else KV_TOKENS_PER_S
 
 
 def policies_of(gateway: Gateway) -> tuple[str, ...]:
