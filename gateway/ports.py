@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from gateway.admission.terms import AdmissionRequest, Terms
+from gateway.admission.terms import AdmissionRequest, Denial, Terms
 from gateway.errors import Refusal
 from gateway.records.attempt import FoundEngine, PhaseTimeouts, Usage, WorkerAddress
 from gateway.records.entitlement import Entitlement
@@ -148,6 +148,13 @@ class LeaseStore(Protocol):
         """Take a lease in `ask.pool` or, when that pool is overloaded, in an alternate.
 
         Raises Refusal (429, 503, 400). For a known lease id, returns the existing lease.
+        """
+
+    async def quote(self, ask: AdmissionRequest, counted: Sequence[Limit]) -> Lease | Denial:
+        """What `admit` would say now: the lease, which is not taken, or the denial.
+
+        Nothing changes but that the quote counts in `counted`, limits of requests a minute.
+        Raises Refusal (429) where it is beyond one of them itself, and then counts in none.
         """
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:

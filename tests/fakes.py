@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.admission.terms import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest, Denial
 from gateway.errors import FailureKind, Refusal, UpstreamFailure
 from gateway.payload.head import pairs_of
 from gateway.ports import (
@@ -21,6 +21,7 @@ from gateway.ports import (
 from gateway.records.attempt import WorkerAddress
 from gateway.records.decision import DecisionRecord
 from gateway.records.lease import Lease
+from gateway.records.limit import Limit
 from gateway.replicas.bus import Received
 from gateway.workers.pool import CompressWorkers
 
@@ -302,6 +303,12 @@ class FakeStore:
             sequences=ask.sequences,
         )
         self.leases[ask.lease_id] = lease
+        return lease
+
+    async def quote(self, ask: AdmissionRequest, counted: Sequence[Limit]) -> Lease | Denial:
+        """See LeaseStore."""
+        lease = await FakeStore.admit(self, ask)
+        del self.leases[ask.lease_id]
         return lease
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:

@@ -50,11 +50,13 @@ def admit(
     *,
     observe: bool,
     owner: str = "",
+    dry: bool = False,
 ) -> Grant | Denial:
     """Decide, and on a grant take the lease for the process `owner`.
 
     `observe`: the model's mode. A denial is then recorded but the request is granted anyway,
-    and no bucket pays for it.
+    and no bucket pays for it. `dry`: nothing is taken or recorded, and the figures of a grant are
+    as of before it.
     """
     if now_s >= token_pool.reap_at_s:
         reap(token_pool, now_s)
@@ -71,13 +73,13 @@ def admit(
     if request.limits:
         service_s, limits = token_pool.pools[request.pool].service_s, token_pool.limits
         weighed, over, demoted = limits.weigh(request, limits.time_s(now_s), service_s)
-        if demoted:
-            request = msgspec.structs.replace(request, demoted=True)
+        request = msgspec.structs.replace(request, demoted=True) if demoted else request
         w = min(w, SPILLED_WEIGHT) if request.demoted else w
     decided = over or checks.decide(token_pool, account, request, w, now_s)
     would_deny = ""
     if isinstance(decided, Denial):
-        checks.refused(token_pool, account, request, w, decided, now_s)
+        if not dry:
+            checks.refused(token_pool, account, request, w, decided, now_s)
         if not (observe or account.terms.observe):
             return decided
         would_deny, funded = decided.reason, "none"
@@ -101,6 +103,8 @@ def admit(
         would_deny,
         spilled,
     )
+    if dry:
+        return _granted(token_pool, lease, contended=contended)
     uses: tuple[LimitUse, ...] = ()
     if request.limits:
         lease.held, uses = token_pool.limits.reserve(request, weighed)
@@ -112,6 +116,15 @@ def admit(
     account.debited += request.estimate_tokens
     token_pool.hold(account, lease)
     return _granted(token_pool, lease, uses, contended=contended)
+
+
+def count_request(token_pool: TokenPool, request: AdmissionRequest, now_s: float) -> Denial | None:
+    """Count a request that takes no lease in its limits, all of requests; else the denial."""
+    limits = token_pool.limits
+    weighed, over, _ = limits.weigh(request, limits.time_s(now_s), 0.0)
+    if over is None:
+        limits.reserve(request, weighed)
+    return over
 
 
 def _granted(

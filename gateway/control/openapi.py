@@ -87,6 +87,16 @@ _BODIES: dict[str, tuple[str, str, Schema]] = {
         {"text_1": _TEXT, "text_2": _array(_TEXT)},
     ),
 }
+_QUOTE = _object(
+    "model",
+    model=_MODEL,
+    endpoint={"enum": ["chat", "completions", "embeddings", "responses", "messages"]},
+    messages=_MESSAGES,
+    prompt=_PROMPT,
+    input=_PROMPT,
+    input_tokens={"type": "integer", "minimum": 0, "maximum": 2147483647},
+    max_tokens=_LIMIT,
+)
 _READ = {
     "/v1/models": "Models that this key may use",
     "/health": "The process is alive",
@@ -127,6 +137,10 @@ def openapi_document(version: str) -> dict[str, Any]:
         schema = _object(required, model=_MODEL, **properties)
         content = {"application/json": {"schema": schema}}
         paths[path] = {"post": {**operation, "requestBody": {"required": True, "content": content}}}
+    path = "/v1/sluice/quote"
+    quoted = _operation(path, "What would come of a request now", _json("OK", {"type": "object"}))
+    content = {"application/json": {"schema": _QUOTE}}
+    paths[path] = {"post": {**quoted, "requestBody": {"required": True, "content": content}}}
     for path, summary in _READ.items():
         paths[path] = {"get": _operation(path, summary, _json("OK", {"type": "object"}))}
     return {

@@ -17,9 +17,11 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from gateway.admission.entitlement_terms import fields_from
 from gateway.control.peers import attainment, counts, find_decision
 from gateway.control.roles import admin_guard
-from gateway.control.surface import PAGE, Control, Limit
-from gateway.errors import BadRequest, NotFound, RateLimited, Unavailable
+from gateway.control.surface import PAGE, Control, Limit, read_within
+from gateway.errors import BadRequest, NotFound, RateLimited, TooLarge, Unavailable
 from gateway.http.problems import json_response
+from gateway.payload.head import read_head
+from gateway.pipeline.quote import MAX_BYTES, Quoter
 from gateway.records.decision import NO_SCHEDULING, AdmissionSection, DecisionRecord
 from gateway.records.request import Principal
 from gateway.records.story import story_of
@@ -35,9 +37,18 @@ _OWN: Final = (
 _decode: Final = msgspec.json.Decoder(DecisionRecord).decode
 
 
-def tenant_router(control: Control) -> APIRouter:
-    """GET /v1/sluice/me and /v1/sluice/decisions/ID."""
+def tenant_router(control: Control, quoter: Quoter) -> APIRouter:
+    """GET /v1/sluice/me and /v1/sluice/decisions/ID, POST /v1/sluice/quote."""
     app = APIRouter()
+
+    @app.post("/v1/sluice/quote")
+    async def quote(request: Request) -> Response:
+        """What would come of a request now; nothing is sent or reserved."""
+        await control.principal(request)
+        most = f"A quote's body is at most {MAX_BYTES} bytes. Send model, input_tokens, max_tokens."
+        body = await read_within(request, MAX_BYTES, TooLarge(most))
+        quoted = await quoter.quote(read_head(request.scope["headers"]), body)
+        return Response(msgspec.json.encode(quoted), media_type="application/json")
 
     @app.get("/v1/sluice/me")
     async def me(request: Request, after: str | None = None, limit: Limit = PAGE) -> Response:

@@ -15,6 +15,7 @@ from gateway.records.usage import TokenPrice
 from gateway.routing.boundary_watch import BoundaryWatch
 from gateway.routing.routing import CompressionRules, Conversations, ResponseAffinity, Routing
 from gateway.scheduling.baselines import LeastLoaded
+from gateway.scheduling.outlook import Outlook
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
 from gateway.scheduling.scheduler import Job, Match, Points, Scheduler
@@ -77,6 +78,8 @@ class Pool(PoolState):
         self.scheduler: Scheduler = LeastLoaded(self)
         self.queued: dict[Job, Scheduler] = {}
         """Jobs whose requests wait here, in order of arrival, and where."""
+        self.outlook = Outlook()
+        """What its requests may expect."""
         self.predictor: PrefillPredictor | None = None
         """None where nobody predicts."""
         self.prefixes: PrefixIndex | None = None

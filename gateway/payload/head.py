@@ -36,7 +36,8 @@ FORWARDED = frozenset(
 )
 _READ = frozenset(
     b"api-key authorization content-encoding content-type x-api-key x-request-id x-sluice-category "
-    b"x-sluice-compress x-sluice-entitlement x-stainless-read-timeout".split()
+    b"x-sluice-compress x-sluice-entitlement x-sluice-queue-status "
+    b"x-stainless-read-timeout".split()
 )
 _KEYS = frozenset({b"api-key", b"x-api-key"})
 _SAID = {
@@ -92,6 +93,7 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         category=None if category is None else category.decode("latin-1"),
         compress=_SAID.get(said.get(b"x-sluice-compress", b"").strip().lower()),
         entitlement=None if entitlement is None else entitlement.decode("latin-1").strip(),
+        queue_status=_SAID.get(said.get(b"x-sluice-queue-status", b"").strip().lower()) is True,
         read_timeout_s=read_timeout_s if 0.0 < read_timeout_s < 1e6 else None,
         json_body=json_body,
         form_body=form_body,

@@ -12,14 +12,17 @@ from typing import Final
 
 from gateway.errors import RateLimited, Unavailable
 from gateway.fleet import fleet
-from gateway.fleet.model_runtime import ModelFleet, ModelRuntime
+from gateway.fleet.model_runtime import ModelFleet, ModelRuntime, Pool
 from gateway.pipeline.forward import Relay
 from gateway.pipeline.request_progress import Attempts, require
 from gateway.records.attempt import Binding
 from gateway.scheduling.fairness import newest_of_largest
+from gateway.scheduling.outlook import Forecast
 from gateway.scheduling.scheduler import NOBODY, PRIORITY_CLASS, Job, Scheduler
 
 _RETRY_S: Final = 2.0
+TELL_EVERY_S: Final = 1.0
+"""How often a client is told of its wait."""
 _MIN_WAIT_S: Final = 0.01
 
 
@@ -62,9 +65,10 @@ class Binder:
                     served, job, pool, tried, adapter, now_s, again=again
                 ):
                     continue
-                if prefix.points:
-                    job.match = prefix.match(pool)
+                job.match = prefix.match(pool) if prefix.points else ()
                 scheduler = states[pool].scheduler
+                if attempts.forecast is None:
+                    _sample(attempts, states[pool], now_s)
                 ready = scheduler.submit(job, now_s)
                 if job.state == "nowhere":
                     continue
@@ -88,11 +92,16 @@ class Binder:
         """
         served, job, scheduler = attempts.served, require(attempts.job), require(attempts.scheduler)
         make_room(served, pool, job, scheduler)
-        job.owner = waiter = asyncio.get_running_loop().create_future()
-        queued = served.fleet.pools[pool].queued
+        queued, began_s = served.fleet.pools[pool].queued, job.arrived_s
         queued[job] = scheduler
         try:
-            late = await self._until_woken(attempts, waiter, job.arrived_s)
+            while True:
+                job.owner = waiter = asyncio.get_running_loop().create_future()
+                late = await self._until_woken(attempts, waiter, began_s)
+                if late is not None or job.state != "waiting" or attempts.tell is None:
+                    break
+                began_s = self._clock()
+                await attempts.tell(place_of(job, queued), _eta_s(attempts))
         finally:
             job.owner = None
             del queued[job]
@@ -139,17 +148,20 @@ class Binder:
     ) -> RateLimited | None:
         """Wait for what is left of the queue's time limit, or of the client's own if less.
 
-        The refusal of a request that waited too long; None where it was woken.
+        The refusal of a request that waited too long; None where it was woken, or is to be told of
+        its wait.
         """
         served, client_s = attempts.served, attempts.incoming.head.read_timeout_s
         limit_s = served.scheduling.queue_timeout_s - attempts.queue_s
         if client_s is not None:
             limit_s = min(limit_s, attempts.incoming.received_s + client_s - self._clock())
-        whole_s = attempts.queue_s + limit_s
+        whole_s, pause_s = attempts.queue_s + limit_s, limit_s
+        if attempts.tell is not None:
+            pause_s = min(limit_s, TELL_EVERY_S)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(max(limit_s, _MIN_WAIT_S), _expire, waiter)
+        timer = loop.call_later(max(pause_s, _MIN_WAIT_S), _expire, waiter)
         try:
-            if await waiter:
+            if await waiter or pause_s < limit_s:
                 return None
         finally:
             timer.cancel()
@@ -299,12 +311,47 @@ def _last_resort(
             left = [w for w in workers if (pool, w) not in tried and w not in barred]
             if left:
                 return Binding(pool=pool, worker=min(left, key=state.active.__getitem__), score=0.0)
+    raise no_worker(served, adapter)
+
+
+def no_worker(served: ModelRuntime, adapter: str) -> Unavailable:
+    """The refusal where no engine can be tried."""
     having = f" that has the LoRA adapter '{adapter[:256]}'" if adapter else ""
-    raise Unavailable(
+    return Unavailable(
         f"No engine of the model '{served.name}'{having} is ready. Try again shortly.",
         reason="no_worker_ready",
         retry_after_s=2.0,
     )
+
+
+def _sample(attempts: Attempts, pool: Pool, now_s: float) -> None:
+    """Forecast the first wait of some requests, for the pool's outlook, or if a client asked."""
+    outlook = pool.outlook
+    if outlook.samples(now_s) or attempts.tell is not None:
+        job = require(attempts.job)
+        seen = Forecast(*pool.scheduler.forecast(job, now_s, outlook.answer_s))
+        attempts.forecast = outlook, seen, job.priority_class
+
+
+def place_of(job: Job, queued: Iterable[Job]) -> int:
+    """Which a waiting job is, from 1, of those that wait for the same worker."""
+    mine = (job.priority_class, job.key, job.order)
+    ahead = [
+        other
+        for other in queued
+        if other.state == "waiting"
+        and other.worker == job.worker
+        and (other.priority_class, other.key, other.order) < mine
+    ]
+    return len(ahead) + 1
+
+
+def _eta_s(attempts: Attempts) -> float | None:
+    """What is left of a request's expected wait; None where that is not known, or is over."""
+    outlook, forecast, priority_class = require(attempts.forecast)
+    wait = outlook.expect(priority_class, forecast)[0]
+    left = [each - attempts.queue_s for each in (wait.p50, wait.p95) if each is not None]
+    return next((each for each in left if each > 0), None)
 
 
 def make_room(served: ModelRuntime, pool: int, job: Job, scheduler: Scheduler) -> None:

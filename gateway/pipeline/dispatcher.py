@@ -90,6 +90,8 @@ class Dispatcher:
     async def run(self, reply: ClientReply, attempts: Attempts) -> Outcome:
         """The answer, from whatever worker gave it. Raises Refusal before a byte was sent."""
         served, lease, facts = attempts.served, attempts.lease, attempts.facts
+        if attempts.incoming.head.queue_status and facts.stream:
+            attempts.tell = partial(_tell, reply, attempts)
         tried: list[tuple[int, int]] = []
         sent = 0
         last: Fault | None = None
@@ -122,7 +124,7 @@ class Dispatcher:
                 if given_up is not None:
                     return given_up
         finally:
-            attempts.over = None  # it holds the request, which holds the attempts
+            attempts.over = attempts.tell = None  # it holds the request, which holds the attempts
             if phases:
                 self._phases.ended(attempts)
             if attempts.scheduler is not None:
@@ -329,6 +331,7 @@ class Dispatcher:
         if isinstance(answer, Outcome) and answer.label == "ok":
             if (tenant, len(body)) in self._suspects.sizes:
                 self._suspects.served(tenant, body)
+            pool.outlook.answered(attempts.done[-1].duration_ms / 1000)
             fleet.succeeded(pool, worker)
             return
         now_s = self._clock()
@@ -391,6 +394,18 @@ class Dispatcher:
             await attempts.over(outcome)
         await reply.refuse(refusal, answer_lines(attempts))
         return outcome
+
+
+async def _tell(reply: ClientReply, attempts: Attempts, place: int, eta_s: float | None) -> None:
+    """Tell a client, in a comment of its stream, that its request waits.
+
+    The head goes before the first, so what fails from then on is told in the stream.
+    """
+    if not reply.started:
+        kind = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+        await reply.start(200, kind + answer_lines(attempts))
+    eta = "" if eta_s is None else f" eta={eta_s:.1f}s"
+    reply.write_now(f": sluice queued position={place}{eta}\n\n".encode())
 
 
 def _uncut(attempts: Attempts, pool: int) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from gateway.errors import Refusal, Unavailable, UpstreamFailure
+from gateway.errors import EngineRefusal, Refusal, Unavailable, UpstreamFailure
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import Phases
 from gateway.payload.answers import handed_over
@@ -36,6 +36,7 @@ from gateway.pipeline.request_progress import Attempts, PrefillPhase, require
 from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamResponse
 from gateway.records.attempt import Binding, Handover, Outcome, PhaseTimeouts, WorkerAddress
 from gateway.records.request import BodyFacts
+from gateway.routing.overflow import engine_message
 from gateway.routing.retry import Fault
 
 PREFILLED_BYTES: Final = 8 * 1024 * 1024
@@ -107,8 +108,12 @@ class Unheard:
 
     async def pass_on(self, reply: ClientReply) -> None:
         """Tell the client what was kept."""
-        if self._refusal is not None:
-            await reply.refuse(self._refusal, self._lines)
+        refusal = self._refusal
+        if refusal is None and reply.started:  # the client was told of its wait
+            message = engine_message(self.body) or f"The engine refused with {self._status}."
+            refusal = EngineRefusal(self._status, message)
+        if refusal is not None:
+            await reply.refuse(refusal, self._lines)
         else:
             await reply.send(self._status, self._lines, self.body)
 

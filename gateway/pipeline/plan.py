@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.admission.terms import AdmissionRequest
+from gateway.admission.terms import AdmissionRequest, Denial
 from gateway.errors import BadRequest, ContextLengthExceeded, Forbidden, NotFound, Unavailable
 from gateway.fleet.model_runtime import NO_PREFIX, ModelRuntime, Prefix
 from gateway.payload.body import TakesLong, is_heavy, read_body
@@ -304,6 +304,50 @@ async def admit(
     for ever by the estimate alone is asked for once more by the lowest count that is plausible:
     its bucket pays what it turns out to use.
     """
+    ask = question(served, principal, lease_id, estimate, plan)
+    try:
+        return await store.admit(ask)
+    except Forbidden as refusal:
+        if not principal.of_cluster or refusal.reason == "entitlement_expired":
+            raise
+        # Other gateways heard first that it is withheld, or this one has not told the store yet.
+        text = f"The entitlement '{principal.entitlement}' is just being changed. Try again."
+        reason = "entitlement_pending"
+        raise Unavailable(text, reason=reason, retry_after_s=1.0, should_retry=True) from None
+    except BadRequest as refusal:
+        lower = _by_lowest(served, ask, estimate)
+        if refusal.reason != "exceeds_entitlement" or lower is None:
+            raise
+    return await store.admit(lower)
+
+
+async def quote(
+    store: LeaseStore,
+    served: ModelRuntime,
+    principal: Principal,
+    lease_id: str,
+    estimate: LengthEstimate,
+    plan: Plan,
+) -> Lease | Denial:
+    """What `admit` would come to; nothing is taken. Raises Refusal of the quote itself."""
+    ask = question(served, principal, lease_id, estimate, plan)
+    counted = tuple([limit for limit in ask.limits if limit.unit == "requests"])
+    quoted = await store.quote(ask, counted)
+    if isinstance(quoted, Denial) and quoted.reason == "exceeds_entitlement":
+        lower = _by_lowest(served, ask, estimate)
+        if lower is not None:
+            return await store.quote(lower, ())
+    return quoted
+
+
+def question(
+    served: ModelRuntime,
+    principal: Principal,
+    lease_id: str,
+    estimate: LengthEstimate,
+    plan: Plan,
+) -> AdmissionRequest:
+    """What the store is asked, by the careful estimate."""
     cost_tokens = estimate.cost_tokens
     window_tokens = served.routing.pools[-1].window_tokens
     if estimate.sequences == 1 and cost_tokens > window_tokens:
@@ -324,7 +368,7 @@ async def admit(
                     cost_nano(price, most_tokens, 0),
                     cost_nano(price, most_tokens - answer_tokens, answer_tokens),
                 )
-    ask = AdmissionRequest(
+    return AdmissionRequest(
         lease_id=lease_id,
         model=served.name,
         entitlement=principal.entitlement,
@@ -339,24 +383,18 @@ async def admit(
         most_tokens=most_tokens,
         most_money=most_money,
     )
-    try:
-        return await store.admit(ask)
-    except Forbidden as refusal:
-        if not principal.of_cluster or refusal.reason == "entitlement_expired":
-            raise
-        # Other gateways heard first that it is withheld, or this one has not told the store yet.
-        text = f"The entitlement '{principal.entitlement}' is just being changed. Try again."
-        reason = "entitlement_pending"
-        raise Unavailable(text, reason=reason, retry_after_s=1.0, should_retry=True) from None
-    except BadRequest as refusal:
-        lowest = lowest_cost_tokens(estimate)
-        if refusal.reason != "exceeds_entitlement" or lowest >= cost_tokens:
-            raise
+
+
+def _by_lowest(
+    served: ModelRuntime, ask: AdmissionRequest, estimate: LengthEstimate
+) -> AdmissionRequest | None:
+    """The same by the lowest plausible count; None where that is no lower."""
+    lowest = lowest_cost_tokens(estimate)
+    if lowest >= ask.estimate_tokens:
+        return None
     kv_bytes = lowest * served.admission.kv_bytes_per_token
-    money = money and _cost(served, estimate, lowest)
-    return await store.admit(
-        msgspec.structs.replace(ask, estimate_tokens=lowest, kv_bytes=kv_bytes, money=money)
-    )
+    money = ask.money and _cost(served, estimate, lowest)
+    return msgspec.structs.replace(ask, estimate_tokens=lowest, kv_bytes=kv_bytes, money=money)
 
 
 def _cost(served: ModelRuntime, estimate: LengthEstimate, cost_tokens: int) -> int:

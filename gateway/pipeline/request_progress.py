@@ -23,6 +23,7 @@ from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.routing.retry import Fault, Harm
+from gateway.scheduling.outlook import Forecast, Outlook
 from gateway.scheduling.prefix_index import ExpectedHit, PrefixIndex
 from gateway.scheduling.scheduler import Job, Points, Scheduler
 
@@ -149,7 +150,7 @@ class Attempts:
         *("entry", "facts", "guilty", "handover", "incoming", "job", "lease", "moved", "over"),
         *("pools", "prefill", "principal", "queue_s", "relay", "rescued", "scheduler", "sending"),
         *("sent_s", "served", "slot_nano", "slot_read_nano", "stopped", "task", "timer", "told"),
-        *("waited_s", "whole"),
+        *("forecast", "tell", "waited_s", "whole"),
     )
 
     def __init__(
@@ -173,11 +174,14 @@ class Attempts:
         """The scheduler that has the job, until the job is released."""
         self.assumed: asyncio.TimerHandle | None = None
         """Assumes its first token, where that cannot be seen."""
+        # Of a sampled request: its pool's outlook, its forecast, its priority class.
+        self.forecast: tuple[Outlook, Forecast, int] | None = None
+        # Tells a client that asked for it of its place in the queue, and its expected wait.
+        self.tell: Callable[[int, float | None], Awaitable[None]] | None = None
         self.relay: Relay | None = None
-        self.queue_s = 0.0
+        self.queue_s = self.waited_s = 0.0
         self.sent_s: float | None = None
         """When the first attempt was sent, after `waited_s` in queues."""
-        self.waited_s = 0.0
         self.slot_nano = 0.0
         """What its time at workers costs, where they have a price by the hour."""
         self.slot_read_nano = 0.0

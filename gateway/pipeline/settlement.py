@@ -256,6 +256,7 @@ def learn(attempts: Attempts, outcome: Outcome, taught: set[Lesson]) -> None:
     """Teach what was sent."""
     facts, principal, served = attempts.facts, attempts.principal, attempts.served
     endpoint, usage, sending = attempts.incoming.endpoint, outcome.usage, attempts.sending
+    _note_wait(attempts, outcome)
     reported = usage if usage is not None and usage.source == "engine" else None
     lesson = (served.name, endpoint.name, principal.tenant, facts.measure.category, outcome.label)
     told = outcome.completed or usage is not None
@@ -282,6 +283,20 @@ def learn(attempts: Attempts, outcome: Outcome, taught: set[Lesson]) -> None:
     if served.compression is not None and sending.prompt.only_pool is None:
         begins = sending.prefix.points or points(attempts.asked, facts.members)
         served.compression.conversations.remember(principal.tenant, begins)
+
+
+def _note_wait(attempts: Attempts, outcome: Outcome) -> None:
+    """Have its pool know what came of a sampled request."""
+    if attempts.forecast is None:
+        return
+    outlook, forecast, priority_class = attempts.forecast
+    if attempts.sent_s is None:
+        if outcome.label == "refused":  # it waited for nothing
+            outlook.note(priority_class, forecast, inf, inf)
+        return
+    first_s = outcome.ttft_s if attempts.facts.stream else None
+    if first_s is not None or not attempts.facts.stream:
+        outlook.note(priority_class, forecast, attempts.queue_s, first_s)
 
 
 # -- the decision record

@@ -191,6 +191,8 @@ class RequestHead(Record, frozen=True, kw_only=True):
     """Whether x-sluice-compress is on or off; None if it is absent."""
     entitlement: str | None = None
     """Value of x-sluice-entitlement, unchecked."""
+    queue_status: bool = False
+    """Whether x-sluice-queue-status is on: the stream says how long it has to wait."""
     read_timeout_s: float | None = None
     """The client's own read timeout (x-stainless-read-timeout)."""
     json_body: bool = True

@@ -233,6 +233,17 @@ class Quartz(Scheduler):
         here.written = self._written / others if others else 0.0
         self._written += here.written
 
+    def forecast(self, job: Job, now_s: float, answer_s: float) -> tuple[float, float]:
+        choice = self._choice(job, now_s)
+        if not choice:
+            return super().forecast(job, now_s, answer_s)
+        place, hit, _, _, _ = self._best(job, self._candidates(choice, job.match), now_s)
+        worker, gateways = self._workers[place], self._share()
+        held = (self._pool.active[place] + worker.waiting) * gateways + worker.others_held
+        turns = max(0.0, held + 1 - worker.slots) / worker.slots
+        wait_s = worker.wait_s(now_s, gateways) + self._answer_s * turns
+        return wait_s, self._predict(job, place, hit, 0)[1]
+
     # A job's lifecycle
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:

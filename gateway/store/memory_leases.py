@@ -183,6 +183,14 @@ class MemoryLeases:
             warn(lease, self.on_warning)
         return lease
 
+    async def quote(self, ask: AdmissionRequest, counted: Sequence[Limit]) -> Lease | Denial:
+        served, token_pool = self._models[ask.model], self.token_pools.get(ask.model)
+        if token_pool is None or (self.pending and ask.model in self.pending):
+            return self._counted(ask, ask.pools or served.fleet.routed)
+        now_s, observe = self._now(), served.admission.observe or served.routing.observe
+        decided = quoted(token_pool, ask, counted, now_s, self._jitter, observe=observe)
+        return decided if isinstance(decided, Denial) else lease_of(ask, decided, now_s)
+
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
         held = self._leases.get(lease.id)
         if held is None or held.pool == pool:
@@ -330,6 +338,23 @@ class MemoryLeases:
                 debt.close(token_pool, elapsed_s, now_s)
                 if names:
                     self.event_sink(model, "tick", now_s, elapsed_s)
+
+
+def quoted(
+    token_pool: TokenPool,
+    ask: AdmissionRequest,
+    counted: Sequence[Limit],
+    now_s: float,
+    jitter: Callable[[], float],
+    *,
+    observe: bool,
+) -> Grant | Denial:
+    """What admission would say; see `LeaseStore.quote`. Raises Refusal."""
+    itself = msgspec.structs.replace(ask, limits=tuple(counted))
+    over = admission.count_request(token_pool, itself, now_s)
+    if over is not None:
+        raise refusal_of(over, ask.entitlement, jitter(), counted)
+    return admission.admit(token_pool, ask, now_s, observe=observe, dry=True)
 
 
 def lease_of(ask: AdmissionRequest, grant: Grant, issued_unix_s: float = 0.0) -> Lease:

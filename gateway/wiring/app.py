@@ -34,6 +34,7 @@ from gateway.http.tls import Certificates
 from gateway.http.wrong_keys import WrongKeys
 from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
+from gateway.pipeline.quote import Quoter
 from gateway.records.request import Principal, RequestHead
 from gateway.routing.boundary_controller import BoundaryController
 from gateway.settings import Config
@@ -185,6 +186,14 @@ class Gateway:
             log_prompts=config.request_log.prompts,
             splits=self.served.splits,
         )
+        self.quoter = Quoter(
+            pipeline=self.pipeline,
+            store=self.store,
+            new_id=new_id,
+            clock=self._clock,
+            wall_clock=time.time,
+            currency=currency,
+        )
         # For other proxies, which forward requests themselves.
         self.admission_service = AdmissionService(
             models=self.served.by_name,
@@ -265,7 +274,7 @@ class Gateway:
             usage_router(surface, reports),
             dashboard_router(surface, self.snapshots),
             admission_router(self.admission_service, self._authenticate, surface.peers),
-            tenant_router(surface),
+            tenant_router(surface, self.quoter),
         )
         answer_peers(
             surface,

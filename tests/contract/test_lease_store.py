@@ -6,6 +6,7 @@ transfer and settle are idempotent by lease id; nothing is left when all are set
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -22,15 +23,18 @@ from hypothesis.stateful import (
 )
 
 from bench.common.fleet import RedisServer
-from gateway.admission.terms import Terms
+from gateway.admission.terms import Denial, Terms
 from gateway.admission.token_pool import TokenPool
+from gateway.errors import RateLimited, Refusal
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import LeaseStore, Settlement
 from gateway.records.attempt import Usage
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
+from gateway.records.limit import Limit
 from gateway.store.memory_leases import MemoryLeases
 from gateway.store.redis.leases import RedisLeases
+from gateway.store.sqlite_leases import SqliteLeases
 from tests.builders import LONG, SHORT, ask, routing, served_model
 from tests.fakes import FakeClock, FakeStore
 
@@ -330,3 +334,111 @@ def test_any_history_keeps_the_invariants(name: str) -> None:
 
     limits = settings(max_examples=60, stateful_step_count=30, deadline=None)
     run_state_machine_as_test(Machine, settings=limits)
+
+
+# -- quotes
+
+
+PER_MINUTE = Limit(
+    id="key:t/k:requests", scope="key", name="t/k", unit="requests", amount=9, window="minute"
+)
+BUDGET = Limit(id="key:t/k:day", scope="key", name="t/k", unit="tokens", amount=1500, window="day")
+ENTITLED = (
+    Entitlement(name="a", model="m", service_class="guaranteed", baseline=(2, 1)),
+    Entitlement(name="b", model="m", service_class="elastic", tokens_per_s=40.0),
+    Entitlement(name="c", model="m", service_class="spot"),
+)
+
+
+class Managed:
+    """One managed model in a store of this kind, whose time stands still."""
+
+    def __init__(self, kind: str, url: str, folder: Path) -> None:
+        self.served, self.clock = served_model(workers=(1, 1), slots=4, spill_queue=1), FakeClock()
+        self.token_pool = TokenPool(Terms(slots=(4, 4), kv_bytes=(9_000, 9_000)))
+        for entitlement in ENTITLED:
+            self.token_pool.define(entitlement)
+        models, pools = {"m": self.served}, {"m": self.token_pool}
+        common: Any = {"jitter": lambda: 0.0, "wall_clock": lambda: 1e9}
+        memory = MemoryLeases(models, self.clock, {} if kind == "redis" else pools, **common)
+        self.store: MemoryLeases | RedisLeases = memory
+        self.file: SqliteLeases | None = None
+        if kind == "redis":
+            self.store = RedisLeases(
+                *(url, models, pools, self.clock),
+                local=memory,
+                fail_mode="closed",
+                owner="o",
+                script_clock=lambda: 1e9 + self.clock(),
+                **common,
+            )
+        elif kind == "sqlite":
+            self.file = SqliteLeases(folder / "state.db", pools, memory.limits)
+
+    async def seen(self) -> tuple[Any, ...]:
+        """All that the store tells of the model and the limits; what a file would be told."""
+        names = [entitlement.name for entitlement in ENTITLED]
+        views = await self.store.view("m", names), await self.store.pools("m")
+        return *views, await self.store.levels([BUDGET]), self.store.active
+
+
+@pytest.mark.parametrize(
+    "kind", ["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+)
+async def test_a_quote_changes_nothing_and_says_what_admission_says(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = request.getfixturevalue("redis_server").url if kind == "redis" else ""
+    managed = Managed(kind, url, tmp_path)
+    store = managed.store
+    said: set[str] = set()
+    await store.start()
+    if managed.file is not None:
+        await managed.file.start()
+    asks = [
+        msgspec.structs.replace(
+            ask(f"{name}{number}", pool=pool, cost_tokens=tokens, sequences=sequences),
+            entitlement=name,
+            kv_bytes=4 * tokens,
+            limits=(BUDGET,) if name == "c" else (),
+            alternates=(1 - pool,),
+        )
+        for number, (pool, tokens, sequences) in enumerate(
+            [(SHORT, 90, 1), (LONG, 300, 1), (SHORT, 350, 2), (LONG, 900, 1), (SHORT, 2000, 1)]
+        )
+        for name in ("c", "b", "a")
+    ]
+    for asked in asks:
+        before = await managed.seen()
+        quotes = [await store.quote(asked, ()) for _ in range(3)]
+        assert quotes == [quotes[0]] * 3
+        assert await managed.seen() == before
+        quoted = quotes[0]
+        if isinstance(quoted, Denial):
+            with pytest.raises(Refusal) as refused:
+                await store.admit(asked)
+            assert refused.value.reason == quoted.reason
+            said.add(quoted.reason)
+        else:
+            lease = await store.admit(asked)
+            assert (lease.pool, lease.spilled) == (quoted.pool, quoted.spilled)
+            assert (lease.weight, lease.contended) == (quoted.weight, quoted.contended)
+            said.add("spilled" if lease.spilled else "taken")
+    assert said >= {"taken", "concurrency", "priority", "exceeds_entitlement"}
+    # It counts as a request, and nothing else of it does.
+    for left in range(PER_MINUTE.amount, 0, -1):
+        quoted = await store.quote(
+            msgspec.structs.replace(asks[0], lease_id=f"q{left}", limits=(PER_MINUTE,)),
+            (PER_MINUTE,),
+        )
+        over = isinstance(quoted, Denial) and quoted.reason == "key_requests"
+        assert over == (left == 1)
+    before = await managed.seen()
+    with pytest.raises(RateLimited) as itself:
+        await store.quote(asks[0], (PER_MINUTE,))
+    assert itself.value.reason == "key_requests"
+    assert await managed.seen() == before
+    assert (await store.levels([PER_MINUTE]))[0].used == PER_MINUTE.amount
+    if managed.file is not None:
+        await managed.file.close()
+    await store.close()

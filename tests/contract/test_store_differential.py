@@ -90,11 +90,32 @@ class Pair:
         self.book.change(terms)
         assert self.script("change", owner="o", leader_ms=60_000, terms=terms, epoch="y") == 1
 
+    def quote(
+        self, request: AdmissionRequest, counted: tuple[Limit, ...], *, observe: bool
+    ) -> None:
+        """Both say the same, and nothing changes but what time and the quote itself do."""
+        itself = msgspec.structs.replace(request, limits=counted)
+        self.reap(64)
+        over = admission.count_request(self.book, itself, self.now_s)
+        dry = LimitEncoder().asked(counted, request, self.now_s, "limits")
+        asked = LimitEncoder().asked(request.limits, request, self.now_s, "limits")
+        fields = msgspec.structs.asdict(request) | {"owner": "", "observe": observe, "dry": dry}
+        fields["asked"] = asked if request.limits else None
+        said, of_itself, _ = decision(self.script("admit", **fields))
+        assert of_itself == (over is not None)
+        if over is not None:
+            assert said == over
+            self.met.add("quote refused")
+            return
+        assert said == admission.admit(self.book, request, self.now_s, observe=observe, dry=True)
+        self.met.add("quoted no" if isinstance(said, Denial) else "quoted yes")
+
     def admit(self, request: AdmissionRequest, *, observe: bool, owner: str = "x") -> None:
         expected = admission.admit(self.book, request, self.now_s, observe=observe, owner=owner)
         fields = msgspec.structs.asdict(request)
         asked = LimitEncoder().asked(request.limits, request, self.now_s, "limits")
         fields |= {"owner": owner, "observe": observe, "asked": asked if request.limits else None}
+        fields["dry"] = None
         answer = self.script("admit", **fields)
         found, gives_way, issued_s = decision(answer)
         assert found == expected
@@ -363,7 +384,10 @@ def some_step(pair: Pair, pick: Pick) -> None:
                 most_tokens=pick((0, 0, 600)),
                 most_money=pick((0, 900)),
             )
-            pair.admit(request, observe=pick((False,) * 9 + (True,)), owner=owner)
+            observe = pick((False,) * 9 + (True,))
+            if pick((False,) * 5 + (True,)) and request.lease_id == f"l{pair.issued}":
+                pair.quote(request, pick(((), LIMITS[1:2])), observe=observe)
+            pair.admit(request, observe=observe, owner=owner)
         case "settle":
             pair.settle(pick(held), pick((None, 0, 1, 50, 130, 700)))
         case "pass":
@@ -428,7 +452,7 @@ def test_long_histories_give_the_same_decisions_and_state(redis_process: RedisSe
     wanted = {f"denied: {reason}" for reason in get_args(DenialReason)}
     wanted |= {"funded: own", "funded: surplus", "funded: none", "spilled", "protected"}
     wanted |= {"evicted", "kv for the pool", "kept in its pool", "late usage"}
-    wanted |= {"warned", "demoted", "burst"}
+    wanted |= {"warned", "demoted", "burst", "quoted yes", "quoted no", "quote refused"}
     with redis_process.client() as client:
         for seed in range(300):
             pick = random.Random(seed).choice
@@ -559,6 +583,7 @@ def some_calls(pick: Pick, count: int) -> list[tuple[str, dict[str, Any]]]:
         }
         asked = pick((None, ("limits", *(_asked(limit) for limit in LIMITS))))
         own = {"lease_id": f"lease-{number}", "owner": "o", "observe": False, "asked": asked}
+        own["dry"] = pick((None, None, ("limits",), ("limits", _asked(LIMITS[1]))))
         admit = {**own, **request}
         settle: dict[str, Any] = {"lease_id": lease_id, "timely": True, "spent": (60, 180)}
         settle["charge"] = pick((False, 0, 60, 900))
@@ -613,6 +638,7 @@ def some_admit(lease_id: str, **more: Any) -> dict[str, Any]:
         "kv_bytes": 0,
         "sequences": 1,
         "asked": None,
+        "dry": None,
     }
     return {"lease_id": lease_id, "owner": "o", "observe": False, **request, **more}
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.admission.terms import AdmissionRequest, Terms
+from gateway.admission.terms import AdmissionRequest, Denial, Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.background_task import BackgroundTasks
 from gateway.errors import StateFailure
@@ -190,6 +190,10 @@ class RedisLeases:
     async def admit(self, ask: AdmissionRequest) -> Lease:
         model = None if ask.model in self.pending else self._models.get(ask.model)
         return await (self._local if model is None else model).admit(ask)
+
+    async def quote(self, ask: AdmissionRequest, counted: Sequence[Limit]) -> Lease | Denial:
+        model = None if ask.model in self.pending else self._models.get(ask.model)
+        return await (self._local if model is None else model).quote(ask, counted)
 
     async def transfer(self, lease: Lease, pool: int, *, force: bool = True) -> Lease:
         return await self._holder(lease).transfer(lease, pool, force=force)

@@ -35,6 +35,7 @@ from gateway.store.memory_leases import (
     charge_of,
     lease_of,
     pool_views,
+    quoted,
     warn,
 )
 from gateway.store.redis import fallback
@@ -128,7 +129,9 @@ class RedisModel:
         served, limits = self._models[self._name], self._process.limits
         observe = served.routing.observe or served.admission.observe
         asked = self._asked(ask.limits, ask) if ask.limits else None
-        packed = grouped("admit", ask, owner=self._process.owner, observe=observe, asked=asked)
+        packed = grouped(
+            "admit", ask, owner=self._process.owner, observe=observe, asked=asked, dry=None
+        )
         op = None
         for _ in range(2):
             if not self.link.up:
@@ -163,6 +166,26 @@ class RedisModel:
         self.alone_total += 1
         self.link.post("adopt", self._adoption([held]))
         return held.lease
+
+    async def quote(self, ask: AdmissionRequest, counted: Sequence[Limit]) -> Lease | Denial:
+        """See LeaseStore."""
+        served = self._models[self._name]
+        observe = served.routing.observe or served.admission.observe
+        asked = self._asked(ask.limits, ask) if ask.limits else None
+        dry = self._asked(counted, ask)
+        packed = grouped("admit", ask, owner="", observe=observe, asked=asked, dry=dry)
+        try:
+            decided, itself, now_s = decision(await self.link.call("admit", packed))
+        except RedisAway:
+            if self._process.fail_mode == "closed":
+                raise _unavailable() from None
+            share, now_s, jitter = self._alone(), self._now_s(), self._process.jitter
+            itself, decided = False, quoted(share, ask, counted, now_s, jitter, observe=observe)
+        if not isinstance(decided, Denial):
+            return lease_of(ask, decided, now_s)
+        if itself:
+            raise refusal_of(decided, ask.entitlement, self._process.jitter(), counted)
+        return decided
 
     def _taken(
         self,

@@ -2,12 +2,14 @@
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, owner, observe, entitlement, pool, alternates (pools), estimate_tokens,
---          kv_bytes, sequences, asked}. observe: the model's setting; denials are only noted.
+--          kv_bytes, sequences, asked, dry}. observe: the model's setting; denials are only noted.
 --          asked: limits of the key, entitlement and tenant (limits.lua); nil for none.
+--          dry: nil, or for a quote, which takes and records nothing, the limits of requests (as
+--          asked) in which it counts itself.
 --
 -- Returns msgpack {decision, evictable, issued_unix_s}. The decision has the fields of a Grant after
 -- a 1, or those of a Denial after a 0 (gateway/admission/terms.py). A held lease id gets its
--- existing grant.
+-- existing grant. Of a denied quote `evictable` says whether one of its own limits denied it.
 --
 -- A transcription of gateway/admission/admission.py.
 
@@ -56,11 +58,17 @@ local function granted(account, lease, contended, evictable, uses)
 end
 
 local function admit(id, owner, observe, entitlement, pool, alternates, tokens, kv_bytes, sequences,
-  asked)
+  asked, dry)
   local request = {
     entitlement = entitlement, pool = pool, alternates = alternates, estimate_tokens = tokens,
     kv_bytes = kv_bytes, sequences = sequences,
   }
+  if dry and #dry > 1 then
+    local counted = limits().read(dry)
+    local over = limits().weigh(counted, 0)
+    if over then return pack({checks().denied(over), true, 0}) end
+    limits().reserve(counted)
+  end
   reap(REAPED_AT_ONCE)
   local account = account_of(request.entitlement)
   if not account then
@@ -87,7 +95,7 @@ local function admit(id, owner, observe, entitlement, pool, alternates, tokens, 
   end
   local would_deny = ''
   if denial then
-    checks().refused(account, request, w, denial)
+    if not dry then checks().refused(account, request, w, denial) end
     if not (observe or account.terms.observe) then
       return pack({checks().denied(denial), false, 0})
     end
@@ -110,6 +118,7 @@ local function admit(id, owner, observe, entitlement, pool, alternates, tokens, 
     spilled = spilled,
     evicted = false,
   }
+  if dry then return granted(account, lease, place.contended, false) end
   local uses
   if known then lease.held, uses = limits().reserve(known) end
   hold(account, lease, id)

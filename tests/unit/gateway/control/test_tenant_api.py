@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -18,6 +18,7 @@ from gateway.control.tenant_api import own_decision, tenant_router
 from gateway.errors import BadRequest, NotFound, Unauthorized
 from gateway.metrics import Metrics
 from gateway.payload.head import digest_of
+from gateway.pipeline.quote import Quoter
 from gateway.ports import AccountView
 from gateway.records.attempt import Attempt
 from gateway.records.decision import AdmissionSection, DecisionRecord, SchedulingSection
@@ -124,7 +125,8 @@ class Bench:
                     shapes=self.shapes,
                     metrics=self.metrics,
                     ring=self.ring,
-                )
+                ),
+                cast("Quoter", None),
             )
         )
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://g")
