@@ -27,12 +27,14 @@ FORMS = (
     *(f"redis://:{CANARY}@h:1/0", f"redis+cluster://me:{CANARY}@h:1,h:2", f"dns://:{CANARY}@h:1"),
 )
 """A secret, and URLs that hold one."""
+_OF_ENGINES = ("tls", "workers.model", "workers.ca_file")
 PUBLIC = (
     *("server.host", "server.tls", "server.admin_keys.name", "currency", "aliases"),
     *("request_log", "usage_export", "ledger", "auth.jwt.issuer", "auth.jwt.audience"),
     *("auth.jwt.ca_file", "auth.jwt.tenant", "auth.jwt.entitlements_claim", "auth.jwt.role"),
     *("models.name", "models.aliases", "models.loras", "models.fallbacks", "models.scheduling"),
     *("models.compression", "models.pools.tls", "models.pools.workers.model"),
+    *(f"models.pools.{p}.{name}" for p in ("prefill", "decode") for name in _OF_ENGINES),
     *("models.pools.workers.ca_file", "entitlements.name", "entitlements.tenant"),
     *("entitlements.model", "entitlements.concurrency", "tenants.name", "tenants.display_name"),
     *("tenants.labels", "tenants.entitlements", "tenants.keys.name", "tenants.keys.models"),
@@ -55,6 +57,17 @@ models:
         max_model_len: 8192
         max_num_seqs: 8
         workers: [{url: "http://a:1", api_key: sk}, {discover: "dns://engines:1"}]
+  - name: n
+    pools:
+      all:
+        max_model_len: 8192
+        prefill:
+          max_num_seqs: 8
+          workers: [{url: "http://b:1", api_key: sk}, {discover: "dns://prefill:1"}]
+        decode:
+          max_num_seqs: 8
+          workers: [{url: "http://c:1", api_key: sk}, {discover: "dns://decode:1"}]
+        transfer: {kind: vllm}
 entitlements:
   - {name: e, tenant: t, model: m, api_keys: ["sha256:DIGEST-2"],
      budgets: [{tokens: 1, window: day, timezone: UTC}]}
@@ -93,7 +106,8 @@ PLACES = {
 }
 SECRET = {
     *("server.admin_key", "server.viewer_key", "state.url", "state.password"),
-    "models.pools.workers.api_key",
+    *("models.pools.workers.api_key", "models.pools.prefill.workers.api_key"),
+    "models.pools.decode.workers.api_key",
 }
 """Settings that take a secret, or a URL with one; the others refuse it."""
 LOOKED_AT = [name for name in settings_of(Config) if not name.startswith(PUBLIC)]
@@ -119,7 +133,7 @@ def read(text: str, environ: dict[str, str] | None) -> tuple[Config | None, str]
 
 
 def everything_about(running: Config, after: Config) -> str:
-    addresses = [pool.addresses for m in after.models for pool in m.pools.values()]
+    addresses = [pool.addresses for m in after.models for pool in m.all_pools.values()]
     both = [changes(running, after), changes(after, running)]
     both += [compare(running, after).changes, compare(after, running).changes]
     found = (after, after.model_dump(), after.model_dump_json(), summary(after), remarks(after))
