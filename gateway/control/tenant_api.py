@@ -162,6 +162,9 @@ def own_decision(ring: DecisionRing, request_id: str, tenant: str) -> bytes | No
         record,
         attempts=(),  # other workers' names and faults
         scheduling=NO_SCHEDULING,  # other workers' scores and load
+        prefill=msgspec.structs.replace(
+            record.prefill, candidates=(), predicted_s=None, expected_hit_tokens=None
+        ),
         admission=AdmissionSection(**{name: getattr(section, name) for name in _OWN}),
         prompt=None,
     )

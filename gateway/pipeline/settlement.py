@@ -456,6 +456,7 @@ def _prefill(attempts: Attempts, phase: PrefillPhase) -> PrefillSection:
     return PrefillSection(
         pool=attempts.served.fleet.pools[phase.phases.prefill].name,
         worker=phase.worker or None,
+        candidates=() if side is None or side.binding is None else side.binding.candidates,
         skipped=phase.skipped or None,
         wait_ms=phase.wait_s * 1000,
         duration_ms=duration_ms,

@@ -144,6 +144,8 @@ class PrefillSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     pool: str | None = None
     worker: str | None = None
     """The last one that was asked; None if none was."""
+    candidates: tuple[tuple[str, float], ...] = ()
+    """(worker id, score) of each that was compared for it."""
     skipped: str | None = None
     """Why decode computed the prompt: short, endpoint, sequences, prompt_logprobs,
     no_prefill_worker, not_handed_over (prefill answered without the KV cache's place), failed."""

@@ -3,9 +3,10 @@
 Pure: a decision record in, text out. The dashboard, the tenant API and `sluice why` all tell it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from gateway.records.attempt import Attempt
 from gateway.records.decision import DecisionRecord
 from gateway.records.record import Record, plain
 
@@ -108,8 +109,19 @@ FAULTS: Final = {
     "overflow": "found the prompt too long",
     "empty": "answered nothing",
     "local": "could not be called from here",
+    "handover": "did not take over the prompt",
 }
 """By the `result` of an attempt."""
+
+SKIPS: Final = {
+    "short": "few of its tokens were uncached",
+    "endpoint": "requests of its endpoint are not handed over",
+    "sequences": "the request has more than one sequence",
+    "no_prefill_worker": "no prefill worker could take it",
+    "not_handed_over": "the prefill worker kept nothing for it",
+    "failed": "the prefill or the hand-over failed",
+}
+"""By `prefill.skipped`."""
 
 OUTCOMES: Final = {
     "ok": "The request was served",
@@ -157,7 +169,8 @@ def steps_of(record: DecisionRecord) -> list[Step]:
     if timing.overhead_ms is not None:
         start, decided = 0.0, max(0.0, timing.overhead_ms - compress)
         before = decided + compress
-        sent = before + queue
+        queue -= record.prefill.wait_ms
+        sent = before + _prefilled_ms(record, before) + queue
     first = None if timing.ttft_s is None else timing.ttft_s * _MS
     end = None if timing.duration_s is None else timing.duration_s * _MS
     steps = (
@@ -166,7 +179,8 @@ def steps_of(record: DecisionRecord) -> list[Step]:
         ("plan", _plan(record), start, decided),
         ("admission", _admission(record), start, decided),
         ("compression", _compression(record), decided, timing.compress_ms),
-        ("queue", _queue(record), before, queue),
+        ("phases" if record.prefill.skipped else "prefill", *_prefill(record, before)),
+        ("queue", _queue(record), None if sent is None else sent - queue, queue),
         *_answer(record, sent, first, end),
         ("ending", _ending(record), end, 0.0),
         ("settle", _settle(record), end, 0.0),
@@ -263,12 +277,48 @@ def _compression(record: DecisionRecord) -> str:
     return f"The prompt could have been compressed and was not: {why}."
 
 
+def _prefilled_ms(record: DecisionRecord, before: float) -> float:
+    """How long the first of two phases took from `before` on, its wait and its failures as well."""
+    first = record.prefill
+    ends = [a.start_ms + a.duration_ms for a in record.attempts if a.pool == first.pool]
+    return max(ends, default=before + first.wait_ms + (first.duration_ms or 0.0)) - before
+
+
+def _prefill(
+    record: DecisionRecord, before: float | None
+) -> tuple[str, float | None, float | None]:
+    """Text, start and duration of the first phase, where the pool has its prompts computed."""
+    first, parts = record.prefill, []
+    if first.pool is None:
+        return "", None, None
+    if first.wait_ms >= 1:
+        parts.append(f"The request waited {_duration(first.wait_ms)} for a prefill worker.")
+    failed = _failed([a for a in record.attempts if a.pool == first.pool])
+    if first.duration_ms is not None:
+        took = _duration(first.duration_ms)
+        text = f"Worker {first.worker} of pool {first.pool} computed the prompt in {took}"
+        if (rivals := len(first.candidates)) > 1:
+            text += f", the best of {rivals} compared"
+        if held := first.expected_hit_tokens:
+            text += f": its prefix cache should hold {grouped(held)} tokens"
+        parts.append(f"{text}.")
+    elif first.worker is not None and not failed:
+        parts.append(f"Worker {first.worker} of pool {first.pool} was to compute the prompt.")
+    parts.append(failed)
+    if first.skipped:
+        why = _said(SKIPS, first.skipped)
+        parts.append(f"The decode worker was left to compute the prompt: {why}.")
+    whole = None if before is None else _prefilled_ms(record, before)
+    return " ".join(filter(None, parts)), before, whole
+
+
 def _queue(record: DecisionRecord) -> str:
     """How long the request waited, and which worker it waited for."""
-    waited, known = record.timing.queue_ms, record.scheduling
-    text = "The request did not wait in the gateway."
+    waited, known = record.timing.queue_ms - record.prefill.wait_ms, record.scheduling
+    kind = "a worker" if record.prefill.pool is None else "a decode worker"
+    text = f"The request did not wait in the gateway for {kind}."
     if waited >= 1:
-        text = f"The request waited {_duration(waited)} in the gateway for a worker."
+        text = f"The request waited {_duration(waited)} in the gateway for {kind}."
     if record.worker is None:
         return text if waited else ""
     verb = "served it" if record.outcome == "ok" else "was chosen"
@@ -284,14 +334,19 @@ def _queue(record: DecisionRecord) -> str:
     if known.expected_hit_tokens:
         facts.append(f"its prefix cache should hold {grouped(known.expected_hit_tokens)} tokens")
     text += f": {_joined(facts)}." if facts else "."
-    failed = [f"{a.worker} ({FAULTS[a.result]})" for a in record.attempts if a.result in FAULTS]
-    if failed:
-        several = len(failed) < len(record.attempts)
-        when = "Before that the gateway tried" if several else "The gateway tried in vain"
-        text += f" {when} {_joined(failed)}."
+    attempts = [a for a in record.attempts if a.pool != record.prefill.pool]
+    if failed := _failed(attempts):
+        text += f" {failed}"
     if record.rescued:
         text += " An engine had refused the prompt as too long, so a larger window took it."
     return text
+
+
+def _failed(attempts: Sequence[Attempt]) -> str:
+    failed = [f"{a.worker} ({FAULTS[a.result]})" for a in attempts if a.result in FAULTS]
+    several = len(failed) < len(attempts)
+    when = "Before that the gateway tried" if several else "The gateway tried in vain"
+    return f"{when} {_joined(failed)}." if failed else ""
 
 
 def _answer(
@@ -301,8 +356,13 @@ def _answer(
     if sent is None or first is None:
         return
     before, used, usage = max(0.0, first - sent), record.usage, ""
+    phase = record.prefill
+    apart = phase.pool is not None and not phase.skipped
     if used.prompt_tokens is not None:
-        cached = f" ({grouped(used.cached_tokens)} from its cache)" if used.cached_tokens else ""
+        whose = "the prefill worker's" if apart else "its"
+        cached = (
+            f" ({grouped(used.cached_tokens)} from {whose} cache)" if used.cached_tokens else ""
+        )
         source = "" if used.source == "engine" else ", as the gateway counted"
         ended = f", ending with {record.finish_reason}" if record.finish_reason else ""
         usage = (
@@ -311,12 +371,16 @@ def _answer(
         )
     if not record.stream:
         text = f"The engine answered in {_duration(before)} after it got the request"
-        yield "prefill and decode", f"{text}{usage}.", sent, before
+        name = "hand-over and decode" if apart else "prefill and decode"
+        yield name, f"{text}{usage}.", sent, before
         return
     guess, pace = record.scheduling.predicted_prefill_s, record.timing.tpot_s
+    guess = phase.predicted_s if apart else guess
     said = "" if guess is None else f" (the predictor expected {_duration(guess * _MS)})"
-    text = f"The first token came {_duration(first)} after the arrival{said}."
-    yield "prefill", text, sent, before
+    text = f"The first token came {_duration(first)} after the arrival{said}"
+    if apart and phase.transfer_s is not None:
+        text += f", {_duration(phase.transfer_s * _MS)} after its KV cache was handed over"
+    yield "hand-over" if apart else "prefill", f"{text}.", sent, before
     rest = None if end is None else max(0.0, end - first)
     took = "" if rest is None else f" for {_duration(rest)}"
     speed = "" if pace is None else f" at {pace * _MS:.1f} ms per token"

@@ -13,12 +13,13 @@ from gateway.records.decision import (
     DecisionRecord,
     EstimateSection,
     PlanSection,
+    PrefillSection,
     RequestSection,
     SchedulingSection,
     TimingSection,
     UsageSection,
 )
-from gateway.records.story import FAULTS, REFUSALS, steps_of, story_of
+from gateway.records.story import FAULTS, REFUSALS, SKIPS, steps_of, story_of
 from gateway.routing.retry import FaultKind
 from tests.builders import decision
 
@@ -172,6 +173,72 @@ def test_a_whole_answer_has_one_step_for_prefill_and_decode() -> None:
     names = [step.name for step in steps_of(changed(stream=False))]
     assert "prefill and decode" in names
     assert "decode" not in names
+
+
+IN_PHASES = changed(
+    worker="d1",
+    prefill=PrefillSection(
+        pool="short/prefill",
+        worker="p2",
+        candidates=(("p2", 1.0), ("p3", 2.0)),
+        wait_ms=100.0,
+        duration_ms=300.0,
+        predicted_s=0.4,
+        expected_hit_tokens=512,
+        transfer_s=0.03,
+    ),
+    attempts=(
+        Attempt(pool="short/prefill", worker="p1", result="reset", start_ms=140, duration_ms=10),
+        Attempt(pool="short/prefill", worker="p2", result="ok", start_ms=150, duration_ms=300),
+        Attempt(pool="short", worker="d2", result="connect", start_ms=470, duration_ms=1),
+        Attempt(pool="short", worker="d1", result="ok", start_ms=471, duration_ms=4000),
+    ),
+    usage=UsageSection(
+        prompt_tokens=8010, completion_tokens=200, cached_tokens=448, source="engine"
+    ),
+)
+
+
+def test_both_phases_are_told_with_their_workers_waits_and_times() -> None:
+    steps = {step.name: step for step in steps_of(IN_PHASES)}
+    assert list(steps)[-5:] == ["prefill", "queue", "hand-over", "decode", "settle"]
+    assert steps["prefill"].text == (
+        "The request waited 100 ms for a prefill worker. Worker p2 of pool short/prefill computed "
+        "the prompt in 300 ms, the best of 2 compared: its prefix cache should hold 512 tokens. "
+        "Before that the gateway tried p1 (broke the connection)."
+    )
+    assert "waited 20 ms in the gateway for a decode worker. Worker d1" in steps["queue"].text
+    assert "tried d2 (refused the connection)" in steps["queue"].text
+    assert "p1" not in steps["queue"].text
+    assert steps["hand-over"].text == (
+        "The first token came 500 ms after the arrival (the predictor expected 400 ms), 30 ms "
+        "after its KV cache was handed over."
+    )
+    assert "8,010 prompt tokens (448 from the prefill worker's cache)" in steps["decode"].text
+    times = [(steps[name].start_ms, steps[name].duration_ms) for name in list(steps)[-5:-2]]
+    assert times == [(40.0, 410.0), (450.0, 20.0), (470.0, 30.0)]
+
+
+@pytest.mark.parametrize("reason", SKIPS)
+def test_a_prompt_that_decode_computes_is_told_with_the_reason(reason: str) -> None:
+    skipped = changed(prefill=PrefillSection(pool="short/prefill", skipped=reason))
+    steps = {step.name: step.text for step in steps_of(skipped)}
+    assert steps["queue"].startswith("The request waited 120 ms in the gateway for a decode worker")
+    assert list(steps)[-5:] == ["phases", "queue", "prefill", "decode", "settle"]
+    assert steps["phases"] == f"The decode worker was left to compute the prompt: {SKIPS[reason]}."
+
+
+def test_a_hand_over_that_failed_is_told_with_what_followed() -> None:
+    phase = msgspec.structs.replace(IN_PHASES.prefill, skipped="failed", transfer_s=None)
+    attempts = (
+        Attempt(pool="short/prefill", worker="p2", result="ok", start_ms=140, duration_ms=300),
+        Attempt(pool="short", worker="d2", result="handover", start_ms=460, duration_ms=5),
+        Attempt(pool="short", worker="d1", result="ok", start_ms=465, duration_ms=4000),
+    )
+    told = " ".join(story_of(msgspec.structs.replace(IN_PHASES, prefill=phase, attempts=attempts)))
+    assert "left to compute the prompt: the prefill or the hand-over failed." in told
+    assert "tried d2 (did not take over the prompt)" in told
+    assert "handed over" not in told
 
 
 @pytest.mark.parametrize(
