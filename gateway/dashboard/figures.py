@@ -20,12 +20,14 @@ from gateway.records.decision import (
     NO_COMPRESSION,
     NO_ESTIMATE,
     NO_PLAN,
+    NO_PREFILL,
     NO_TIMING,
     NO_USAGE,
     AdmissionSection,
     CompressionSection,
     EstimateSection,
     PlanSection,
+    PrefillSection,
     TimingSection,
     UsageSection,
 )
@@ -77,6 +79,7 @@ class Brief(msgspec.Struct):
     plan: PlanSection = NO_PLAN
     admission: AdmissionSection = NO_ADMISSION
     compression: CompressionSection = NO_COMPRESSION
+    prefill: PrefillSection = NO_PREFILL
     usage: UsageSection = NO_USAGE
     timing: TimingSection = NO_TIMING
 
@@ -97,7 +100,7 @@ class Brief(msgspec.Struct):
         """Whether a name or code of the request contains `text`, which is in lower case."""
         names = [
             *(self.request_id, self.model, self.tenant, self.entitlement, self.pool),
-            *(self.worker, self.outcome, self.reason, str(self.status)),
+            *(self.worker, self.prefill.worker, self.outcome, self.reason, str(self.status)),
         ]
         if self.compression.kept_share is not None:
             names.append("compressed")
@@ -155,6 +158,7 @@ def row(brief: Brief) -> dict[str, Any]:
         "model": brief.model,
         "pool": brief.pool,
         "worker": brief.worker,
+        "prefill_worker": brief.prefill.worker,
         "tokens": brief.estimate.total_tokens,
         "ttft": brief.timing.ttft_s,
         "queue_ms": brief.timing.queue_ms,

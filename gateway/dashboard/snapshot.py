@@ -71,8 +71,12 @@ def _page_of(matches: Sequence[Any], total: int, page: int) -> Row:
 
 
 def pool_rows(served: ModelRuntime, described: Row) -> list[Row]:
-    """One row a pool, with its queue, the predictor's coverage and how many workers serve."""
-    return [
+    """One row a pool, with its queue, the predictor's coverage and how many workers serve.
+
+    A prefill pool follows the pool that it is of.
+    """
+    fleet = served.fleet
+    rows = [
         {
             **pool,
             "model": described["model"],
@@ -82,8 +86,11 @@ def pool_rows(served: ModelRuntime, described: Row) -> list[Row]:
             "queue": list(state.scheduler.waiting),
             "coverage": state.scheduler.coverage,
         }
-        for pool, state in zip(described["pools"], served.fleet.pools, strict=True)
+        for pool, state in zip(described["pools"], fleet.pools, strict=True)
     ]
+    firsts = {at: rows[phases.prefill] for at, phases in fleet.phases.items()}
+    routed = rows[: len(fleet.routed)]
+    return [row for at, own in enumerate(routed) for row in (own, firsts.get(at)) if row]
 
 
 _NO_SAMPLE: Final = EngineSample()

@@ -379,7 +379,7 @@ def _answer(
     said = "" if guess is None else f" (the predictor expected {_duration(guess * _MS)})"
     text = f"The first token came {_duration(first)} after the arrival{said}"
     if apart and phase.transfer_s is not None:
-        text += f", {_duration(phase.transfer_s * _MS)} after its KV cache was handed over"
+        text += f", {_duration(phase.transfer_s * _MS)} of that for the hand-over"
     yield "hand-over" if apart else "prefill", f"{text}.", sent, before
     rest = None if end is None else max(0.0, end - first)
     took = "" if rest is None else f" for {_duration(rest)}"

@@ -29,6 +29,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """It ended as it should."""
     pool: str = ""
     worker: str = ""
+    prefill_worker: str = ""
+    """Where another engine computed the prompt."""
     ttft_s: float | None = None
     """Streams only."""
     took_s: float = 0.0
@@ -46,6 +48,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     def served(self) -> bool:
         """Answered to the end."""
         return self.status == 200 and self.whole
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean time per further token of a stream, ms; None without one that was served."""
+        if not self.served or self.ttft_s is None or self.completion_tokens < 2:
+            return None
+        return 1000 * (self.took_s - self.ttft_s) / (self.completion_tokens - 1)
 
     @property
     def refused(self) -> bool:
@@ -126,6 +135,7 @@ def _headed(told: Answer, status: int, headers: Mapping[str, str]) -> Answer:
         status=status,
         pool=headers.get("x-sluice-pool", ""),
         worker=headers.get("x-sluice-worker", ""),
+        prefill_worker=headers.get("x-sluice-prefill-worker", ""),
         compressed=headers.get("x-sluice-compressed", "none"),
         queue_ms=int(headers.get("x-sluice-queue-ms", "0")),
         reason=headers.get("x-sluice-reason", ""),

@@ -46,8 +46,8 @@ StoryOption = Annotated[
     ),
 ]
 OnceOption = Annotated[bool, typer.Option("--once", help="Play each act once, then end.")]
-_ELSEWHERE = tuple(name for name in ACTS if name != "engine")
-"""Acts that need no hand on the engines."""
+_ELSEWHERE = tuple(name for name in ACTS if name not in {"engine", "phases"})
+"""Acts that need no hand on the engines, and none apart."""
 
 
 def demo(
@@ -65,7 +65,7 @@ def demo(
     once: OnceOption = False,
     pace: PaceOption = 1.0,
 ) -> None:
-    """Run a whole fleet on this machine: 2 short engines, 1 long one, and the gateway."""
+    """Run a whole fleet on this machine: 5 mock engines of 3 pools, and the gateway."""
     console = PlainConsole(stderr=True)
     signal.signal(signal.SIGTERM, _stop)
     _need_free(port, console)
@@ -75,7 +75,7 @@ def demo(
         children = stack.enter_context(Children())
         fleet = DemoFleet(children, folder, port, speed)
         stack.enter_context(_exit_on_death(console, fleet))
-        with console.status("starting 3 mock engines and the gateway"):
+        with console.status("starting 5 mock engines and the gateway"):
             fleet.run(compare=traffic)
         _welcome(console, fleet)
         print(f"SLUICE READY {fleet.url}", flush=True)  # noqa: T201 - the line scripts wait for
@@ -147,7 +147,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
 def _welcome(console: Console, fleet: DemoFleet) -> None:
     url = fleet.url
     console.print()
-    console.print("A real gateway before 3 mock engines: answers are timed, not computed.")
+    console.print("A real gateway before 5 mock engines: answers are timed, not computed.")
     console.print(f"[bold]page[/]  {url}/dashboard   (needs no key here)")
     console.print(f"[bold]OpenAI base_url[/]  {url}/v1   model [bold]{MODEL}[/]")
     for service_class, key in KEYS.items():

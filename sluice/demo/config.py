@@ -4,15 +4,18 @@ Runs from real configuration files. Their paths are printed, so that newcomers c
 change them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 MODEL: Final = "demo-model"
 """Name under which the unmanaged gateway serves the long engine."""
+PHASES_MODEL: Final = "demo-phases"
+"""The same, by a pool whose prompts an engine of its own computes."""
 SHORT_WINDOW, LONG_WINDOW = 8192, 65536
 SHORT_SLOTS: Final = 32
+PREFILL_SLOTS: Final = 8
 RANKS, SLOTS_PER_RANK = 4, 4
 KEYS: Final = {
     "guaranteed": "sk-demo-guaranteed",
@@ -23,9 +26,15 @@ KEYS: Final = {
 ADMIN_KEY: Final = "sk-demo-admin"
 
 
-def managed(port: int, short: Sequence[str], long: str, folder: Path) -> str:
-    """Everything on: two pools, three tenants, and each of the five systems."""
+def managed(
+    port: int, short: Sequence[str], long: str, apart: Mapping[str, str], folder: Path
+) -> str:
+    """Everything on: two pools, three tenants, and each of the five systems.
+
+    `apart`: the engines of a further pool by phase.
+    """
     entitlements = "\n".join(_entitlements())
+    tenants = "\n".join(_tenants())
     return f"""\
 # Written by `sluice demo`. The commented example in docs/ explains every key.
 version: 1
@@ -55,8 +64,18 @@ models:
         kv_cache_gib: 320
         scheduling: {{policy: bfio}}
         workers: [{{url: "{long}", ranks: {RANKS}}}]
+  - name: {PHASES_MODEL} # its prompts are computed by one engine, its answers by the other
+    kv_bytes_per_token: 327680
+    pools:
+      apart:
+        max_model_len: {SHORT_WINDOW}
+        prefill: {{max_num_seqs: {PREFILL_SLOTS}, workers: ["{apart["prefill"]}"]}}
+        decode: {{max_num_seqs: {SHORT_SLOTS}, kv_cache_gib: 320, workers: ["{apart["decode"]}"]}}
+        transfer: {{kind: vllm, skip_below_tokens: 512}} # decode computes short prompts itself
 entitlements:
 {entitlements}
+tenants:
+{tenants}
 """
 
 
@@ -68,13 +87,19 @@ def _entitlements() -> Iterator[str]:
         "concurrency: 16, max_concurrency: 64",
         "spot": "max_concurrency: 48",
     }
+    for name in KEYS:
+        of = f"tenant: demo-{name}, service_class: {'spot' if name == 'spot' else 'elastic'}"
+        yield (
+            f"  - {{name: demo-{name}, tenant: demo-{name}, service_class: {name},\n"
+            f"     model: {MODEL}, {limits[name]}}}\n"
+            f"  - {{name: demo-{name}-phases, {of}, model: {PHASES_MODEL}}}"
+        )
+
+
+def _tenants() -> Iterator[str]:
     for name, key in KEYS.items():
         digest = sha256(key.encode()).hexdigest()
-        yield (
-            f"  - {{name: demo-{name}, tenant: demo-{name}, model: {MODEL}, "
-            f"service_class: {name},\n     {limits[name]},\n     "
-            f'api_keys: ["sha256:{digest}"]}}'
-        )
+        yield f'  - {{name: demo-{name}, keys: [{{name: demo, sha256: "{digest}"}}]}}'
 
 
 def unmanaged(port: int, short: Sequence[str]) -> str:

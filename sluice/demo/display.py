@@ -78,6 +78,8 @@ class Line:
         elif answer.failed:
             status = f"{answer.status} " if answer.status else ""
             said.append(f"failed: {status}{answer.reason}")
+        if answer.prefill_worker:
+            said.append(f"prefill at {answer.prefill_worker.rpartition(':')[2]}")
         if answer.compressed != "none":
             said.append(f"cut {answer.compressed}")
         if answer.cached_tokens >= max(64, answer.prompt_tokens // 4):

@@ -1,4 +1,4 @@
-"""The demo's processes: three mock engines, the gateway, and a plain relay to compare with."""
+"""The demo's processes: five mock engines, the gateway, and a plain relay to compare with."""
 
 import subprocess
 import sys
@@ -9,6 +9,8 @@ from sluice.children import Children, free_ports
 from sluice.demo.config import (
     LONG_WINDOW,
     MODEL,
+    PHASES_MODEL,
+    PREFILL_SLOTS,
     RANKS,
     SHORT_SLOTS,
     SHORT_WINDOW,
@@ -23,22 +25,28 @@ class DemoFleet:
 
     def __init__(self, children: Children, folder: Path, port: int, speed: float) -> None:
         """`port` 0 takes a free one; nothing is started yet."""
-        *ports, own, plain = free_ports(5)
+        *ports, own, plain = free_ports(7)
         self.url = f"http://127.0.0.1:{port or own}"
         self.unmanaged = f"http://127.0.0.1:{plain}"
         self.short: Sequence[str] = [f"http://127.0.0.1:{port}" for port in ports[:2]]
-        self.long = f"http://127.0.0.1:{ports[2]}"
+        self.long, *apart = (f"http://127.0.0.1:{port}" for port in ports[2:])
+        phases = dict(zip(("prefill", "decode"), apart, strict=True))
         self.config = folder / "sluice.yaml"
-        self.config.write_text(managed(port or own, self.short, self.long, folder), "utf-8")
+        text = managed(port or own, self.short, self.long, phases, folder)
+        self.config.write_text(text, "utf-8")
         self._plain_config = folder / "unmanaged.yaml"
         self._plain_config.write_text(unmanaged(plain, self.short), "utf-8")
         self.log = folder / "processes.log"
         """Standard error of all."""
         self._children = children
+        replica = ("--profile", "demo-replica")
         self._commands = {
-            url: _mock(url, SHORT_WINDOW, SHORT_SLOTS, speed, "--profile", "demo-replica")
-            for url in self.short
+            url: _mock(url, SHORT_WINDOW, SHORT_SLOTS, speed, *replica) for url in self.short
         }
+        for slots, url in zip((PREFILL_SLOTS, SHORT_SLOTS), apart, strict=True):
+            more = (*replica, "--model", PHASES_MODEL, "--kv-transfer", "vllm")
+            hold = ("--kv-hold-seconds", str(30 * speed))  # 30 s, as real engines
+            self._commands[url] = _mock(url, SHORT_WINDOW, slots, speed, *more, *hold)
         ranks = ("--profile", "demo-ranks", "--dp-ranks", str(RANKS))
         self._commands[self.long] = _mock(self.long, LONG_WINDOW, SLOTS_PER_RANK, speed, *ranks)
         self._engines: dict[str, subprocess.Popen[bytes]] = {}

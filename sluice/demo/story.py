@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from sluice.demo.acts import calm, engine, flood, retrieval
+from sluice.demo.acts import calm, engine, flood, phases, retrieval
 from sluice.demo.client import Client
 from sluice.demo.stage import Display, Engines, Stage
 
@@ -20,7 +20,7 @@ class Act(NamedTuple):
 
 ACTS: Final[Mapping[str, Act]] = {
     module.NAME: Act(module.NAME, module.CAPTION, module.play)
-    for module in (calm, flood, retrieval, engine)
+    for module in (calm, flood, retrieval, engine, phases)
 }
 
 

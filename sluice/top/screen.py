@@ -112,7 +112,7 @@ def _part(name: str, table: Table, page: Row) -> list[RenderableType]:
 def _pools(pools: Sequence[Row], width: int) -> Table:
     rows = [
         {
-            "pool": pool["pool"],
+            "pool": pool["pool"] + " (decode)" * (pool.get("phase") == "decode"),
             "model": pool["model"],
             "ready": f"{pool['ready']}/{pool['workers']}",
             "slots": f"{pool['inflight']}/{pool['ready_slots']}",

@@ -61,11 +61,22 @@ def test_compressed_prompts_reach_the_engine_with_the_sentence_that_answers() ->
     assert "the sentence with the answer was kept in 2. " in told
 
 
+def test_prompts_computed_apart_are_answered_and_found_cached_again() -> None:
+    told = run("demo", "--port", "0", "--once", "--story", "phases", "--pace", "0.3").splitlines()
+    assert any(re.match(r"  spot +document .* apart .* prefill at \d+", line) for line in told)
+    cached = re.search(r"again, (\d+) % of them was cached. (\d+) of (\d+) .* 0 failed", told[-1])
+    assert cached is not None, told[-1]
+    assert int(cached[1]) > 90
+    assert cached[2] == cached[3]
+
+
 def test_an_act_that_does_not_exist_is_refused_with_those_that_do() -> None:
     command = [sys.executable, "-m", "sluice", "demo", "--story", "fire"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "calm, flood, retrieval, engine" in " ".join(done.stderr.replace("│", " ").split())
+    assert "calm, flood, retrieval, engine, phases" in " ".join(
+        done.stderr.replace("│", " ").split()
+    )
 
 
 @pytest.fixture

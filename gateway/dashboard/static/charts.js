@@ -92,29 +92,42 @@ const term = (name) => (TERMS[name] ? el("abbr", { title: TERMS[name] }, name) :
 
 const facts = (pairs) => el("dl", {}, pairs.flatMap(([name, value]) => [el("dt", {}, term(name)), el("dd", {}, value)]));
 
-function poolCard(pool) {
-  const ready = pool.ready === pool.workers ? "good" : pool.ready ? "warn" : "bad";
-  const own = (then) => then.pools.find((one) => one.pool === pool.pool && one.model === pool.model);
+const readiness = (pool) => el("span", { class: pool.ready === pool.workers ? "good" : pool.ready ? "warn" : "bad" }, `${pool.ready} of ${pool.workers} ready`);
+const before = (pool) => (then) => then.pools.find((one) => one.pool === pool.pool && one.model === pool.model);
+
+// Slots of a pool, or of one of its phases, whose engines are then others.
+function slotsOf(pool) {
   const slots = pool.ready_slots ? pool.inflight / pool.ready_slots : null;
+  const name = pool.phase ? el("span", {}, el("strong", {}, pool.phase), " ", term("Slots"), " ", readiness(pool)) : el("span", {}, term("Slots"));
+  return [
+    el("div", { class: "line" }, name, el("span", {}, `${count(pool.inflight)} of ${count(pool.ready_slots)}`)),
+    meter(slots, pool.phase ? `Slots of ${pool.phase} in use` : "Slots in use"),
+    chart((then) => before(pool)(then)?.inflight, { least: pool.ready_slots }),
+  ];
+}
+
+const queueOf = (pool) => (pool.queue ? `${count(sum(pool.queue))} (${pool.queue.join(" / ")})` : "0");
+
+function poolCard(pool, all) {
+  const first = pool.phase && all.find((one) => one.phase === "prefill" && one.model === pool.model && one.pool === `${pool.pool}/prefill`);
   const admission = pool.admission ?? {};
   const kv = admission.kv_capacity_bytes ? admission.kv_bytes / admission.kv_capacity_bytes : null;
   const rows = [
-    ["Queue", pool.queue ? `${count(sum(pool.queue))} (${pool.queue.join(" / ")})` : "0"],
+    ...(first ? [["Queue of prefill", queueOf(first)], ["Queue of decode", queueOf(pool)]] : [["Queue", queueOf(pool)]]),
     ["Boundary", pool.b_short == null ? "none, takes the rest" : `${count(pool.b_short)} tokens`],
     ["Window", `${count(pool.max_model_len)} tokens`],
     ["Desired replicas", count(admission.desired_replicas || null)],
-    ["Predictor coverage", percent(pool.coverage)],
+    ["Predictor coverage", percent((first || pool).coverage)],
   ];
   return el("article", { class: "card" },
     el("div", { class: "line" }, el("h3", {}, `${pool.pool} `, el("span", { class: "muted" }, pool.model)),
-      el("span", { class: ready }, `${pool.ready} of ${pool.workers} ready`)),
-    el("div", { class: "line" }, el("span", {}, term("Slots")), el("span", {}, `${count(pool.inflight)} of ${count(pool.ready_slots)}`)),
-    meter(slots, "Slots in use"),
-    chart((then) => own(then)?.inflight, { least: pool.ready_slots }),
+      first ? el("span", { class: "muted" }, "in phases") : readiness(pool)),
+    ...(first ? slotsOf(first) : []),
+    ...slotsOf(pool),
     el("div", { class: "line" }, el("span", {}, term("KV cache reserved")), el("span", {}, kv == null ? NONE : `${bytes(admission.kv_bytes)} of ${bytes(admission.kv_capacity_bytes)}`)),
     kv == null ? null : meter(kv, "KV cache reserved"),
     el("div", { class: "line" }, el("span", {}, term("TTFT")), el("span", {}, pool.sampled ? `${seconds(pool.ttft_p50_s)}, p99 ${seconds(pool.ttft_p99_s)}` : NONE)),
-    chart((then) => own(then)?.ttft_p50_s),
+    chart((then) => before(pool)(then)?.ttft_p50_s),
     facts(rows));
 }
 

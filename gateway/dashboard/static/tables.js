@@ -109,7 +109,7 @@ const DECISIONS = [
   ["Reason", "", (r) => r.reason || (r.compressed !== "none" ? `compressed ${r.compressed.replace("->", " → ")}` : r.spilled ? "spilled" : NONE)],
   ["Entitlement", "name", (r) => ({ text: r.entitlement || NONE, title: r.entitlement })],
   ["Pool", "", (r) => r.pool || NONE],
-  ["Worker", "name wide", (r) => ({ text: r.worker || NONE, title: r.worker })],
+  ["Worker", "name wide", (r) => ({ text: (r.prefill_worker ? `${r.prefill_worker} → ` : "") + (r.worker || NONE), title: r.prefill_worker ? "prefill → decode" : r.worker })],
   ["Estimate", "number wide", (r) => count(r.tokens)],
   ["Queue", "number", (r) => (r.queue_ms ? seconds(r.queue_ms / 1000) : NONE)],
   ["TTFT", "number", (r) => seconds(r.ttft)],

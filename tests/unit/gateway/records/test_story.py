@@ -211,8 +211,8 @@ def test_both_phases_are_told_with_their_workers_waits_and_times() -> None:
     assert "tried d2 (refused the connection)" in steps["queue"].text
     assert "p1" not in steps["queue"].text
     assert steps["hand-over"].text == (
-        "The first token came 500 ms after the arrival (the predictor expected 400 ms), 30 ms "
-        "after its KV cache was handed over."
+        "The first token came 500 ms after the arrival (the predictor expected 400 ms), 30 ms of "
+        "that for the hand-over."
     )
     assert "8,010 prompt tokens (448 from the prefill worker's cache)" in steps["decode"].text
     times = [(steps[name].start_ms, steps[name].duration_ms) for name in list(steps)[-5:-2]]
@@ -238,7 +238,7 @@ def test_a_hand_over_that_failed_is_told_with_what_followed() -> None:
     told = " ".join(story_of(msgspec.structs.replace(IN_PHASES, prefill=phase, attempts=attempts)))
     assert "left to compute the prompt: the prefill or the hand-over failed." in told
     assert "tried d2 (did not take over the prompt)" in told
-    assert "handed over" not in told
+    assert "for the hand-over" not in told
 
 
 @pytest.mark.parametrize(

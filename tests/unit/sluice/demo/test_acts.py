@@ -5,7 +5,7 @@ import random
 import msgspec
 
 from sluice.demo import prompts
-from sluice.demo.acts import calm, engine, flood, retrieval
+from sluice.demo.acts import calm, engine, flood, phases, retrieval
 from sluice.demo.client import Answer
 from sluice.demo.story import ACTS
 
@@ -72,8 +72,23 @@ def test_engine_tells_failures_and_the_return() -> None:
     assert engine.said("http://h:1", [served()], 0, None).endswith("it is not back yet.")
 
 
+def test_phases_sets_the_pace_of_answers_beside_that_on_shared_engines() -> None:
+    def answers(pace_ms: float) -> list[Answer]:
+        return [served(took_s=0.01 + 0.1 * pace_ms, completion_tokens=101)]
+
+    read = [
+        *(served("apart", 300.0, what="document"), served("apart", 9.0, what="again")),
+        served("apart", 9.0, what="again", cached_tokens=98),
+    ]
+    assert phases.said(answers(2.5), answers(2.7), read, answers(7.0), []) == (
+        "Time per token of answers (p95): 2.5 ms alone, 2.7 ms while long prompts are computed "
+        "apart, 7.0 ms on as many engines that do both. First token of the long prompts: 300 ms "
+        "and none; asked about again, 49 % of them was cached. 6 of 6 answered, 0 failed."
+    )
+
+
 def test_captions_fit_a_line_of_a_narrow_terminal() -> None:
-    assert list(ACTS) == ["calm", "flood", "retrieval", "engine"]
+    assert list(ACTS) == ["calm", "flood", "retrieval", "engine", "phases"]
     for act in ACTS.values():
         assert len(f"{act.name}  {act.caption}") <= 79
 
