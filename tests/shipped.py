@@ -31,7 +31,8 @@ def shipped(name: str) -> str:
         return (ROOT / "deploy/compose/sluice.yaml").read_text(encoding="utf-8")
     if name == "demo":
         short = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
-        return managed(8080, short, "http://127.0.0.1:3", Path("/tmp"))
+        apart = {"prefill": "http://127.0.0.1:4", "decode": "http://127.0.0.1:5"}
+        return managed(8080, short, "http://127.0.0.1:3", apart, Path("/tmp"))
     question = Question(
         workload=SHIPPED["azure"].workload,
         goals=Goals(rate_per_s=50.0, ttft_s=2.0),
