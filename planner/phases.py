@@ -32,6 +32,7 @@ from planner.sizing import KV_USED, NORMAL_P99, Loads, columns, run_with, size_r
 from planner.split import size_ranges
 from planner.workload.atoms import atoms_of
 from planner.workload.moments import (
+    HELD,
     MASS,
     PROMPT,
     PROMPT2,
@@ -259,7 +260,10 @@ def _prefill_slots(node: NodeProfile, prompt_p99_tokens: float) -> int:
 
 
 def _loads(question: Question, fleet: FleetPlan, at: int, node: NodeProfile) -> Loads:
-    """The load of one pool of a fleet, counted as on such a node; arrays of one pool."""
+    """The load of one pool of a fleet, counted as on such a node; arrays of one pool.
+
+    An iteration reads the tokens that are resident while answers grow, not their final lengths.
+    """
     rate, window = question.goals.rate_per_s, question.window
     sums = prepare(
         question.workload,
@@ -269,10 +273,15 @@ def _loads(question: Question, fleet: FleetPlan, at: int, node: NodeProfile) -> 
         max_cut=question.max_cut,
     )
     if fleet.gamma > 1:
-        return pool_loads(sums, "paged", node, window, rate, question.p_c, long=at == 1)
-    ranges = size_ranges(sums, node, "paged", question.goals, window)
-    where = list(zip(ranges.low, ranges.high, strict=True)).index((at, at + 1))
-    return columns(ranges.loads, np.array([where]))
+        every = pool_loads(sums, "paged", node, window, rate, question.p_c, long=at == 1)
+        where = 0
+    else:
+        ranges = size_ranges(sums, node, "paged", question.goals, window)
+        where = list(zip(ranges.low, ranges.high, strict=True)).index((at, at + 1))
+        every = ranges.loads
+    loads = columns(every, np.array([where]))  # a copy
+    loads.sums[STEP_TOKENS] = loads.sums[HELD]
+    return loads
 
 
 def _requests(question: Question, fleet: FleetPlan, at: int) -> tuple[Floats, Floats, Floats]:

@@ -109,17 +109,25 @@ def planned_gateway(
     Spares replace nodes that are away.
     """
     pools = plan.chosen.pools
+    serving = {pool.name: pool.decode_serving for pool in pools}
+    serving |= {f"{p.name}/prefill": p.phases.prefill_serving for p in pools if p.phases}
     urls = {
-        pool.name: [f"http://{pool.name}-{i}.invalid:8000" for i in range(pool.serving_nodes)]
-        for pool in pools
+        name: [f"http://{name.replace('/', '-')}-{i}.invalid:8000" for i in range(count)]
+        for name, count in serving.items()
     }
     text = gateway_file(plan, urls, base, model)
     config = parse(text, "the planned file", {**os.environ, **_KEYS})
     served = model_named(config, model or None, "the planned file")
     compressible = plan.question.compressed_share(plan.chosen)
+    node = {pool.name: pool.node for pool in pools}
     engines = tuple(
-        engine_of(planned.node, pool.max_model_len, counting, max_num_seqs=pool.max_num_seqs)
-        for planned, pool in zip(pools, served.pools.values(), strict=True)
+        engine_of(
+            node[routed := name.removesuffix("/prefill")],
+            served.pools[routed].max_model_len,
+            counting,
+            max_num_seqs=each.max_num_seqs,
+        )
+        for name, each in served.all_pools.items()
     )
     return msgspec.structs.replace(
         gateway_of(config, served, pools[0].node, counting=counting, compressible=compressible),

@@ -37,8 +37,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     counting: Counting
     elapsed_s: float
     gateway: GatewayRun | None = None
-    """The fleet behind the planned configuration; None in modes that count slots by window, and
-    for pools in phases, of which the engines alone are simulated."""
+    """The fleet behind the planned configuration; None in modes that count slots by window."""
 
     @property
     def holds(self) -> bool:
@@ -70,12 +69,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """Caveats about the figures."""
-        phases = (
-            "phases: the engines of both were simulated, least-loaded, not the gateway before them",
-        )
-        return (phases if any(pool.phases for pool in self.planned) else ()) + tuple(
-            line for pool in self.verdict.pools for line in _notes(pool, self.goals)
-        )
+        return tuple(line for pool in self.verdict.pools for line in _notes(pool, self.goals))
 
 
 def verify(
@@ -114,7 +108,7 @@ def verify(
         progress=progress,
     )
     gateway = None
-    if question.mode == "paged" and not any(pool.phases for pool in plan.chosen.pools):
+    if question.mode == "paged":
         gateway = through_gateway(
             plan,
             counting,

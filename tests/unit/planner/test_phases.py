@@ -85,7 +85,7 @@ def test_both_phases_run_as_the_closed_forms_say(spec: str, rate: float) -> None
     assert p99(run.ttft_s) == pytest.approx(apart.ttft_p99_s, rel=0.15)
     assert p99(run.ttft_s) <= plan.question.goals.ttft_s
     # The planner's own bound: a node that gets a random share of the requests.
-    assert 0.7 * apart.tpot_p99_s <= p99(run.tpot_s) <= 1.02 * apart.tpot_p99_s
+    assert 0.85 * apart.tpot_p99_s <= p99(run.tpot_s) <= 1.02 * apart.tpot_p99_s
 
 
 def test_together_counts_the_prompts_between_tokens() -> None:
