@@ -92,6 +92,10 @@ BENCHES = {
         {"tables": "fleetopt.run:run", "replay": "fleetopt.replay:run"},
         1,
     ),
+    "phases": Bench(
+        "prompts and answers on the same engines or apart; the planner's choice beside a sweep",
+        {"phases": "phases.run:run"},
+    ),
     "compressor": Bench(
         "what survives compression, what it costs, whether it fits",
         {"tables": "compressor.run:run"},

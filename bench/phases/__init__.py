@@ -1,0 +1,1 @@
+"""Pools in phases against pools without, and the planner's choice."""
