@@ -130,6 +130,10 @@ BENCHES = {
         },
         1,
     ),
+    "quotes": Bench(
+        "quotes of the time to first token, and how many come true, by load",
+        {"quotes": "quotes.run:run"},
+    ),
 }
 
 

@@ -8,6 +8,7 @@ have given up (its read time-out). Each ends in a 429 with a full refund.
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from gateway.errors import RateLimited, Unavailable
@@ -17,7 +18,7 @@ from gateway.pipeline.forward import Relay
 from gateway.pipeline.request_progress import Attempts, require
 from gateway.records.attempt import Binding
 from gateway.scheduling.fairness import newest_of_largest
-from gateway.scheduling.outlook import Forecast
+from gateway.scheduling.outlook import Forecast, Sample
 from gateway.scheduling.scheduler import NOBODY, PRIORITY_CLASS, Job, Scheduler
 
 _RETRY_S: Final = 2.0
@@ -67,7 +68,7 @@ class Binder:
                     continue
                 job.match = prefix.match(pool) if prefix.points else ()
                 scheduler = states[pool].scheduler
-                if attempts.forecast is None:
+                if attempts.sampled is None:
                     _sample(attempts, states[pool], now_s)
                 ready = scheduler.submit(job, now_s)
                 if job.state == "nowhere":
@@ -183,12 +184,12 @@ class Binder:
         job, scheduler = attempts.job, attempts.scheduler
         if job is None or scheduler is None:
             return
-        if not scheduler.gates:
-            if job.stream:
+        if job.stream:
+            if not scheduler.gates:
                 job.emitted = relay.emitted
-        elif job.stream:
-            relay.on_first = lambda now_s: wake(scheduler.first_token(job, now_s))
-        else:
+            if scheduler.gates or attempts.sampled is not None:
+                relay.on_first = partial(_first_token, attempts, scheduler, job)
+        elif scheduler.gates:
             # The loop is asked for once: it costs a call of the system.
             loop = self._loop = self._loop or asyncio.get_running_loop()
             attempts.assumed = loop.call_later(job.expected_s, self._assume, scheduler, job)
@@ -324,13 +325,22 @@ def no_worker(served: ModelRuntime, adapter: str) -> Unavailable:
     )
 
 
+def _first_token(attempts: Attempts, scheduler: Scheduler, job: Job, now_s: float) -> None:
+    """Tell the pool's outlook and the scheduler of it."""
+    if attempts.sampled is not None:
+        (outlook, sample), attempts.sampled = attempts.sampled, None
+        outlook.note(sample, attempts.queue_s, now_s - attempts.incoming.received_s)
+    if scheduler.gates:
+        wake(scheduler.first_token(job, now_s))
+
+
 def _sample(attempts: Attempts, pool: Pool, now_s: float) -> None:
     """Forecast the first wait of some requests, for the pool's outlook, or if a client asked."""
     outlook = pool.outlook
     if outlook.samples(now_s) or attempts.tell is not None:
         job = require(attempts.job)
-        seen = Forecast(*pool.scheduler.forecast(job, now_s, outlook.answer_s))
-        attempts.forecast = outlook, seen, job.priority_class
+        forecast = Forecast(*pool.scheduler.forecast(job, now_s))
+        attempts.sampled = outlook, Sample(job.priority_class, forecast)
 
 
 def place_of(job: Job, queued: Iterable[Job]) -> int:
@@ -348,9 +358,9 @@ def place_of(job: Job, queued: Iterable[Job]) -> int:
 
 def _eta_s(attempts: Attempts) -> float | None:
     """What is left of a request's expected wait; None where that is not known, or is over."""
-    outlook, forecast, priority_class = require(attempts.forecast)
-    wait = outlook.expect(priority_class, forecast)[0]
-    left = [each - attempts.queue_s for each in (wait.p50, wait.p95) if each is not None]
+    outlook, sample = require(attempts.sampled)
+    wait, _ = outlook.expect(sample)
+    left = [each - attempts.queue_s for each in wait if each is not None]
     return next((each for each in left if each > 0), None)
 
 

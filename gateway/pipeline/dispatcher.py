@@ -331,7 +331,6 @@ class Dispatcher:
         if isinstance(answer, Outcome) and answer.label == "ok":
             if (tenant, len(body)) in self._suspects.sizes:
                 self._suspects.served(tenant, body)
-            pool.outlook.answered(attempts.done[-1].duration_ms / 1000)
             fleet.succeeded(pool, worker)
             return
         now_s = self._clock()

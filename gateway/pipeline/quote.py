@@ -30,7 +30,7 @@ from gateway.records.record import Record
 from gateway.records.request import BodyFacts, Incoming, Measure, RequestHead
 from gateway.records.usage import NANO, cost_nano
 from gateway.routing.routing import window_plan
-from gateway.scheduling.outlook import UNKNOWN, Forecast, Quantiles
+from gateway.scheduling.outlook import UNKNOWN, Forecast, Quantiles, Sample
 from gateway.scheduling.scheduler import PRIORITY_CLASS, Job
 
 MAX_BYTES: Final = 1 << 20
@@ -184,9 +184,9 @@ class Quoter:
         pool = served.fleet.pools[said.pool]
         job = _job(asked, said, now_s)
         job.match = prefix.match(said.pool) if prefix.points else ()
-        outlook = pool.outlook
-        forecast = Forecast(*pool.scheduler.forecast(job, now_s, outlook.answer_s))
-        wait, first = outlook.expect(job.priority_class, forecast)
+        forecast = Forecast(*pool.scheduler.forecast(job, now_s))
+        quoted = pool.outlook.expect(Sample(job.priority_class, forecast))
+        wait, first = (Quantiles(p50=p50, p95=p95) for p50, p95 in quoted)
         return self._of(
             asked, admitted=True, pool=pool.name, spilled=said.spilled, wait_s=wait, ttft_s=first
         )

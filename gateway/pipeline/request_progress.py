@@ -23,7 +23,7 @@ from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.routing.retry import Fault, Harm
-from gateway.scheduling.outlook import Forecast, Outlook
+from gateway.scheduling.outlook import Outlook, Sample
 from gateway.scheduling.prefix_index import ExpectedHit, PrefixIndex
 from gateway.scheduling.scheduler import Job, Points, Scheduler
 
@@ -150,7 +150,7 @@ class Attempts:
         *("entry", "facts", "guilty", "handover", "incoming", "job", "lease", "moved", "over"),
         *("pools", "prefill", "principal", "queue_s", "relay", "rescued", "scheduler", "sending"),
         *("sent_s", "served", "slot_nano", "slot_read_nano", "stopped", "task", "timer", "told"),
-        *("forecast", "tell", "waited_s", "whole"),
+        *("sampled", "tell", "waited_s", "whole"),
     )
 
     def __init__(
@@ -174,8 +174,8 @@ class Attempts:
         """The scheduler that has the job, until the job is released."""
         self.assumed: asyncio.TimerHandle | None = None
         """Assumes its first token, where that cannot be seen."""
-        # Of a sampled request: its pool's outlook, its forecast, its priority class.
-        self.forecast: tuple[Outlook, Forecast, int] | None = None
+        # Of a request that its pool's outlook watches.
+        self.sampled: tuple[Outlook, Sample] | None = None
         # Tells a client that asked for it of its place in the queue, and its expected wait.
         self.tell: Callable[[int, float | None], Awaitable[None]] | None = None
         self.relay: Relay | None = None

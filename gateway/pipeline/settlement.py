@@ -286,17 +286,14 @@ def learn(attempts: Attempts, outcome: Outcome, taught: set[Lesson]) -> None:
 
 
 def _note_wait(attempts: Attempts, outcome: Outcome) -> None:
-    """Have its pool know what came of a sampled request."""
-    if attempts.forecast is None:
+    """Have its pool know of a sampled request's wait, if it saw no first token."""
+    if attempts.sampled is None:
         return
-    outlook, forecast, priority_class = attempts.forecast
-    if attempts.sent_s is None:
-        if outcome.label == "refused":  # it waited for nothing
-            outlook.note(priority_class, forecast, inf, inf)
-        return
-    first_s = outcome.ttft_s if attempts.facts.stream else None
-    if first_s is not None or not attempts.facts.stream:
-        outlook.note(priority_class, forecast, attempts.queue_s, first_s)
+    outlook, sample = attempts.sampled
+    if attempts.sent_s is not None and not attempts.facts.stream:
+        outlook.note(sample, attempts.queue_s, None)
+    elif attempts.sent_s is None and outcome.label == "refused":  # it waited for nothing
+        outlook.note(sample, inf, inf)
 
 
 # -- the decision record

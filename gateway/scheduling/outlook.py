@@ -1,11 +1,14 @@
 """What a request of a pool may expect: its wait and its time to first token, as quantiles.
 
-A scheduler forecasts both from what is ahead and from its predictions. How much truth there is in
-that is learned: requests are sampled with their forecast, and what came of them. A quantile is that
-of the sampled requests whose forecasts were most like the one asked about, each scaled by the
-forecasts' ratio. Like a conformal prediction, the .95 quantile of n of them is the
-ceil(.95 (n + 1))th smallest: so it is true of 95 % of requests that are like those sampled.
+A scheduler forecasts both from what is ahead and from its predictions. How true that is is learned
+from samples of requests: their forecast, and what came of them. A quantile is that of the samples
+whose forecasts were most like the one asked about, each scaled by the forecasts' ratio; of n of
+them, the .95 quantile is the ceil(.95 (n + 1))th smallest, as in a split conformal prediction.
 Requests of each priority class are kept apart, as the queue keeps them.
+
+A sample is noted at its first token: at the end of its answer it would tell of a queue that was.
+A factor that follows how many quotes came true (adaptive conformal inference) was tried, and made
+quotes worse while a queue grows, because what it hears is as old as the queue is long.
 """
 
 from collections import deque
@@ -17,15 +20,14 @@ from typing import Final, NamedTuple
 from gateway.records.record import Record
 from gateway.scheduling.scheduler import PRIORITY_CLASS_NAMES
 
-KEPT: Final = 512
+KEPT: Final = 256
 """Samples of a class."""
-ALIKE: Final = 79
+ALIKE: Final = 59
 LEAST: Final = 19
 """Samples that a .95 quantile takes at least."""
-SAMPLED_PER_S: Final = 20
+SAMPLED_PER_S: Final = 10
 _FLOOR_S: Final = 0.02
 """Added to forecasts: below it their ratios say nothing."""
-_MEMORY: Final = 50
 
 
 class Forecast(NamedTuple):
@@ -44,9 +46,18 @@ class Quantiles(Record, frozen=True, kw_only=True):
 
 
 UNKNOWN: Final = Quantiles()
+Quoted = list[float | None]
+"""Seconds by level; None where too little is known."""
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
+    """A request that is watched."""
+
+    priority_class: int
+    forecast: Forecast
+
+
+class _Ended(NamedTuple):
     forecast: Forecast
     wait_s: float
     ttft_s: float | None
@@ -55,12 +66,10 @@ class _Sample(NamedTuple):
 class Outlook:
     """Of one pool. Pure: times are arguments, in seconds."""
 
-    def __init__(self) -> None:
-        self.answer_s = 0.0
-        """Mean time of an answer at a worker; 0 before the first."""
-        self._answers = 0
-        self._samples: tuple[deque[_Sample], ...] = tuple(
-            [deque[_Sample](maxlen=KEPT) for _ in PRIORITY_CLASS_NAMES]
+    def __init__(self, levels: Sequence[float] = (0.5, 0.95)) -> None:
+        self._levels = tuple(levels)
+        self._ended: tuple[deque[_Ended], ...] = tuple(
+            [deque(maxlen=KEPT) for _ in PRIORITY_CLASS_NAMES]
         )
         self._second = -1
         self._seen = 0
@@ -75,47 +84,38 @@ class Outlook:
         self._seen += 1
         return self._seen % self._every == 0
 
-    def note(
-        self, priority_class: int, forecast: Forecast, wait_s: float, ttft_s: float | None
-    ) -> None:
-        """Keep what came of a sampled request; inf for a wait that was given up."""
-        self._samples[priority_class].append(_Sample(forecast, wait_s, ttft_s))
+    def note(self, sample: Sample, wait_s: float, ttft_s: float | None) -> None:
+        """Learn what came of a request; inf where it was given up, None where it was not seen."""
+        self._ended[sample.priority_class].append(_Ended(sample.forecast, wait_s, ttft_s))
 
-    def answered(self, took_s: float) -> None:
-        """Learn from the time that an answer took at its worker."""
-        self._answers += 1
-        self.answer_s += (took_s - self.answer_s) / min(self._answers, _MEMORY)
+    def expect(self, sample: Sample) -> tuple[Quoted, Quoted]:
+        """Wait in the gateway, and time to first token as clients see it, by level."""
+        ended, forecast = self._ended[sample.priority_class], sample.forecast
+        waits = [e.wait_s * _ratio(forecast, e.forecast) for e in _alike(forecast, ended)]
+        seen = _alike(forecast, [e for e in ended if e.ttft_s is not None])
+        firsts = [(e.ttft_s or 0.0) * _ratio(forecast, e.forecast) for e in seen]
+        return self._quoted(waits), self._quoted(firsts)
 
-    def expect(self, priority_class: int, forecast: Forecast) -> tuple[Quantiles, Quantiles]:
-        """Wait in the gateway, and time to first token as clients see it."""
-        kept = self._samples[priority_class]
-        waits = _alike(forecast, kept)
-        firsts = _alike(forecast, [sample for sample in kept if sample.ttft_s is not None])
-        wait = [sample.wait_s * _ratio(forecast, sample.forecast) for sample in waits]
-        first = [(s.ttft_s or 0.0) * _ratio(forecast, s.forecast) for s in firsts]
-        return _quantiles(wait), _quantiles(first)
+    def _quoted(self, values: list[float]) -> Quoted:
+        n = len(values)
+        if n < LEAST:
+            return [None] * len(self._levels)
+        values.sort()
+        found = [values[min(n, ceil(level * (n + 1))) - 1] for level in self._levels]
+        return [value if value < inf else None for value in found]
 
 
-def _alike(forecast: Forecast, samples: Sequence[_Sample]) -> Sequence[_Sample]:
+def _alike(forecast: Forecast, ended: Sequence[_Ended]) -> Sequence[_Ended]:
     wait, prefill = log(forecast.wait_s + _FLOOR_S), log(forecast.prefill_s + _FLOOR_S)
 
-    def distance(sample: _Sample) -> float:
-        other = sample.forecast
+    def distance(each: _Ended) -> float:
+        other = each.forecast
         off = abs(wait - log(other.wait_s + _FLOOR_S))
         return off + abs(prefill - log(other.prefill_s + _FLOOR_S))
 
-    return nsmallest(ALIKE, samples, key=distance)
+    return nsmallest(ALIKE, ended, key=distance)
 
 
 def _ratio(forecast: Forecast, other: Forecast) -> float:
     whole = forecast.wait_s + forecast.prefill_s + _FLOOR_S
     return whole / (other.wait_s + other.prefill_s + _FLOOR_S)
-
-
-def _quantiles(values: list[float]) -> Quantiles:
-    if len(values) < LEAST:
-        return UNKNOWN
-    values.sort()
-    n = len(values)
-    p50, p95 = values[ceil(0.5 * (n + 1)) - 1], values[ceil(0.95 * (n + 1)) - 1]
-    return Quantiles(p50=p50 if p50 < inf else None, p95=p95 if p95 < inf else None)

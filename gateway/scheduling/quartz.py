@@ -233,10 +233,10 @@ class Quartz(Scheduler):
         here.written = self._written / others if others else 0.0
         self._written += here.written
 
-    def forecast(self, job: Job, now_s: float, answer_s: float) -> tuple[float, float]:
+    def forecast(self, job: Job, now_s: float) -> tuple[float, float]:
         choice = self._choice(job, now_s)
         if not choice:
-            return super().forecast(job, now_s, answer_s)
+            return super().forecast(job, now_s)
         place, hit, _, _, _ = self._best(job, self._candidates(choice, job.match), now_s)
         worker, gateways = self._workers[place], self._share()
         held = (self._pool.active[place] + worker.waiting) * gateways + worker.others_held

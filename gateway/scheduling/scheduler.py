@@ -125,9 +125,10 @@ class BarrierLoad:
     """Sum over ranks of max L - L, at the last look."""
 
 
+AHEAD_S: Final = 0.2
+REQUEST_S: Final = 0.005
 PREFILL_S: Final = 1e-4
-"""Of a prompt token, and REQUEST_S of each running request: assumed where nothing predicts."""
-REQUEST_S: Final = 0.02
+"""Of each request ahead, each running, and each prompt token, where nothing predicts."""
 
 NOTHING: Final[Sequence[Job]] = ()
 """No job to send."""
@@ -156,20 +157,20 @@ class Scheduler:
         """Share of recent prefills within their predicted quantile; None without predictions."""
         return None
 
-    def forecast(self, job: Job, now_s: float, answer_s: float) -> tuple[float, float]:
+    def forecast(self, job: Job, now_s: float) -> tuple[float, float]:
         """Expected seconds until a job's prefill may begin, and of its prefill.
 
-        The job is not submitted, and nothing changes. `answer_s`: mean time of an answer. Here a
-        job waits while every worker's slots are taken, and each request there slows it.
+        The job is not submitted, and nothing changes. Here they are only in proportion: to the
+        requests that wait before it, here or at the worker with the fewest, for a first token.
         """
         pool, workers = self._pool, fleet.available(self._pool, now_s)
-        if not workers:
-            return 0.0, job.prompt_tokens * PREFILL_S
-        slots = max(1, pool.slots_per_worker)
-        held = min([pool.active[worker] for worker in workers])
-        ahead = held + 1 - slots + sum(self.waiting[: job.priority_class + 1]) / len(workers)
-        wait_s = held * REQUEST_S + answer_s * max(0.0, ahead) / slots
-        return wait_s, job.prompt_tokens * PREFILL_S
+        ahead = held = 0.0
+        if workers:
+            held, worker = min([(pool.active[worker], worker) for worker in workers])
+            engine = pool.engine_of[worker]
+            ahead = sum(self.waiting[: job.priority_class + 1]) / len(workers)
+            ahead += len(engine.progress.waiting()) / max(1, len(engine.ranks))
+        return ahead * AHEAD_S + held * REQUEST_S, job.prompt_tokens * PREFILL_S
 
     def joined(self, worker: int) -> None:
         """A new worker took this place of the pool, which may be one more than there were."""

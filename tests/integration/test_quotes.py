@@ -104,6 +104,15 @@ def test_a_quote_is_refused_as_a_request_that_is_malformed_or_not_allowed(fleet:
         ).json()["admitted"]
 
 
+def test_what_streams_saw_is_quoted() -> None:
+    with two_models([{"name": "web"}]) as fleet, client_of(fleet) as client:
+        for _ in range(70):
+            body = chat(stream=True, text="Tell me more. " * 20)
+            assert post(fleet.url, "sk-web", body).status_code == 200
+        ttft = quote(client, **chat(text="Tell me more. " * 20))["ttft_s"]
+        assert 0 < ttft["p50"] <= ttft["p95"] < 5
+
+
 # -- the queue's status
 
 

@@ -1,0 +1,1 @@
+"""Are quotes true?"""
