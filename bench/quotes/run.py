@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.common.report import Report, Row, bars, judged, scaled
+from bench.common.report import Report, bars, judged, scaled
 from bench.quartz.lab import WORKERS, make, processes
 from bench.quartz.lab import run as serve
 from bench.quartz.loads import LOADS, SCENES, knee
@@ -152,17 +152,7 @@ def run() -> Report:
         rows.append(judged(f"{policy}, {workload}, {load}: {name} p95", p95, target, holds, note))
     _plot(means)
     detail = {"levels": LEVELS, "seeds": SEEDS, "requests": REQUESTS}
-    return Report(name="quotes", rows=_with_mean(rows, means), detail=detail)
-
-
-def _with_mean(rows: list[Row], means: dict[tuple[Cell, str], Any]) -> list[Row]:
-    for load in LOADS:
-        of_load = [v[-1] for (cell, name), v in means.items() if cell[2] == load and name == "ttft"]
-        mean = round(float(np.mean(of_load)), 3)
-        rows.append(
-            judged(f"all, {load}: ttft p95", mean, f"{LEAST} to {MOST}", LEAST <= mean <= MOST)
-        )
-    return rows
+    return Report(name="quotes", rows=rows, detail=detail)
 
 
 def _plot(means: dict[tuple[Cell, str], Any]) -> None:
