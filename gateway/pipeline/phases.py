@@ -19,6 +19,7 @@
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -33,7 +34,7 @@ from gateway.fleet import fleet
 from gateway.fleet.model_runtime import Phases
 from gateway.payload.answers import handed_over
 from gateway.pipeline.request_progress import Attempts, PrefillPhase, require
-from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall, UpstreamResponse
+from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall
 from gateway.records.attempt import Binding, Handover, Outcome, PhaseTimeouts, WorkerAddress
 from gateway.records.request import BodyFacts
 from gateway.routing.overflow import engine_message
@@ -51,8 +52,6 @@ _ASKED: Final = (
 _ENDPOINTS: Final = frozenset({"chat", "completions"})
 _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 _OF_ANSWERS: Final = (*_LIMITS, "min_tokens", "stream", "stream_options")
-_IN_DOUBT: Final = frozenset({"reset", "timeout", "frozen", "protocol"})
-"""Faults of decode after which nobody knows whether it fetched the KV cache."""
 _FINAL: Final = frozenset({"overflow", "empty", "local"})
 """Faults of prefill that decode would meet, too."""
 _END_S: Final = 1.0
@@ -206,12 +205,11 @@ class PhaseRunner:
             return result
         if isinstance(result, Outcome):
             _learn(attempts, phase, result, sent_s)
-        elif result.kind == "handover":
+            return result
+        phase.handover = handover
+        if result.kind == "handover":
             phase.skipped = "failed"
-        elif result.kind == "connect":
-            phase.handover = handover
-        elif result.kind in _IN_DOUBT:
-            phase.handover = handover
+        if result.kind != "connect":  # it may not have read what it was told of
             self._give_back(attempts, phase)
         return result
 
@@ -240,13 +238,13 @@ class PhaseRunner:
         attempts.handover = side.handover = Handover(
             engine_id=new_engine_id(attempts), members=_room(address, phases.bootstrap_port)
         )
-        sent_s, answered = self._clock(), False
+        phase.answered_s, sent_s, answered = None, self._clock(), False
         first = asyncio.ensure_future(self._attempt(unheard, side, bound))
         side.task = first
         first.add_done_callback(partial(self._met, attempts, phase, side))
         try:
             result = await self._attempt(reply, attempts, binding)
-            answered = isinstance(result, Outcome)
+            answered = isinstance(result, Outcome) and result.completed
         finally:
             attempts.handover = None
             if answered:
@@ -258,11 +256,12 @@ class PhaseRunner:
         if isinstance(result, Outcome):
             _learn(attempts, phase, result, sent_s)
             return result
-        if result.kind == "handover":  # by its own account
+        if not first.cancelled() and phase.answered_s is None:
+            return await self._failed(reply, attempts, phase, side, unheard, first.result())
+        if result.kind == "handover":  # either may be to blame
+            phase.tried.append((bound.pool, bound.worker))
             result = replace(result, kind="server_error")
-        if first.cancelled() or phase.answered_s is not None:
-            return result
-        return await self._failed(reply, attempts, phase, side, unheard, first.result())
+        return result
 
     def _met(
         self,
@@ -393,17 +392,11 @@ class PhaseRunner:
                 % (name, _PARAMS.encode(), place),
                 timeouts=_RELEASE_TIMEOUTS,
             )
-            response: UpstreamResponse | None = None
-            try:
+            with contextlib.suppress(UpstreamFailure):
                 response = await self._upstream.open(worker, call)
-                while await response.read():
-                    pass
-            except UpstreamFailure:
-                continue
-            finally:
-                if response is not None:
-                    response.abort()
-            return
+                response.abort()
+                if response.status < 500:
+                    return
 
 
 def _skips(attempts: Attempts, phases: Phases) -> str:

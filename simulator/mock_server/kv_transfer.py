@@ -155,7 +155,10 @@ class KvTransfer:
 
     async def _pull(self, params: Body, job: CheckedRequest, active: Active) -> KvLeg:
         if "kv-stall" in active:
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.rejected({"kv_transfer_params": params})
         try:
             if "kv-fail" in active:
                 raise OSError("injected")

@@ -81,7 +81,7 @@ class Engines(FakeUpstream):
     async def _answer(self, worker: WorkerAddress, body: dict[str, Any], does: str) -> Answer:
         params, room = body.get("kv_transfer_params") or {}, body.get("bootstrap_room")
         prefills = worker.id.startswith("p")
-        if "place" in params and does not in ("hang", "reset", "timeout"):
+        if "place" in params and does in ("ok", "400"):
             # Read, or told to be freed: engines do that also where they refuse a request.
             self.twice += params["place"] not in self.held
             self.held.discard(params["place"])
