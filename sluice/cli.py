@@ -53,6 +53,7 @@ COMMANDS: Final = {
     "hash-key": "sluice.hash_key",
     "plan": "sluice.plan.command",
     "whatif": "sluice.plan.whatif",
+    "prove": "sluice.prove.command",
     "simulate": "sluice.simulate.command",
     "replay": "sluice.replay.command",
     "calibrate": "sluice.calibrate.command",

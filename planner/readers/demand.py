@@ -12,6 +12,7 @@ estimates of served requests turned out to be.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from math import isfinite, nan
+from sys import intern
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from gateway.records.decision import NO_COMPRESSION, CompressionSection
 from planner.errors import PlanError
 from planner.readers.fields import FieldMap, recognised
+from simulator.pipeline.tenants import OWN_LIMITS
 
 RETRY_SLACK_S: Final = 10.0
 """Clients come back later than they were told: they round up, back off (8 s) and connect."""
@@ -43,6 +45,8 @@ class Demanded(NamedTuple):
     cut: float
     """1 or 0: its prompt was cut, or could not be; NaN where it was not in a window."""
     served: bool
+    limited: bool = False
+    """Whether its entitlement's own limits refused an attempt at it."""
 
     @property
     def measured(self) -> bool:
@@ -151,7 +155,9 @@ def _joined(attempts: Sequence[_Attempt]) -> tuple[list[Demanded], int]:
         index, until_s = refused.pop(key, (-1, -1.0)) if key is not None else (-1, -1.0)
         if request.time_s <= until_s:
             retries += 1
-            requests[index] = request._replace(time_s=requests[index].time_s)
+            first = requests[index]
+            limited = first.limited or request.limited
+            requests[index] = request._replace(time_s=first.time_s, limited=limited)
         else:
             index = len(requests)
             requests.append(request)
@@ -179,12 +185,13 @@ def _attempt(
         answer=_length(record, fields.answer, name, number),
         asked=_optional(record, fields.asked),
         cached=_sent(compression, _optional(record, fields.cached)),  # the same share of it
-        category=str((record.get(fields.category) if fields.category else None) or ""),
-        entitlement=str((record.get("entitlement") if fields.outcome else None) or ""),
+        category=_name(record, fields.category),
+        entitlement=_name(record, "entitlement" if fields.outcome else None),
         text_bytes=_optional(record, "request.text_bytes" if fields.outcome else None),
-        model=str((record.get("model") if fields.outcome else None) or ""),
+        model=_name(record, "model" if fields.outcome else None),
         cut=nan if compression.cut is None else float(compression.cut),
         served=served,
+        limited=for_load and record.get("reason") in OWN_LIMITS,
     )
     if served and not request.measured:
         return None
@@ -234,6 +241,11 @@ def _length(record: Mapping[str, Any], field: str, name: str, number: int) -> fl
             f"{name}, record {number}: {field} is {value!r}", "lengths are numbers of tokens >= 0"
         )
     return found
+
+
+def _name(record: Mapping[str, Any], field: str | None) -> str:
+    """A text that many records share; interned, since a day has a million records."""
+    return intern(str((record.get(field) if field is not None else None) or ""))
 
 
 def _optional(record: Mapping[str, Any], field: str | None) -> float:

@@ -2,8 +2,9 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -43,7 +44,22 @@ def records_of(text: str, name: str) -> Iterator[Mapping[str, Any]]:
     if stripped[0] not in "[{":
         return iter(csv.DictReader(io.StringIO(stripped)))
     document = _whole_json(stripped)
-    return map(readable, _json_lines(stripped, name) if document is None else iter(document))
+    lines = stripped.splitlines()
+    return map(readable, _json_lines(lines, name) if document is None else iter(document))
+
+
+def records_in(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The same of a file; JSON lines are read one by one, as a day's log needs much memory.
+
+    A last line that is being written is left out. Raises OSError, UnicodeDecodeError.
+    """
+    with path.open(encoding="utf-8-sig") as file:
+        if not file.readline().lstrip().startswith('{"'):
+            yield from records_of(path.read_text(encoding="utf-8-sig"), path.name)
+            return
+        file.seek(0)
+        whole = (line for line in file if line.rstrip("\r ").endswith(("\n", "}")))
+        yield from map(readable, _json_lines(whole, path.name))
 
 
 def workload_of(demand: Demand, name: str) -> Workload:
@@ -98,9 +114,9 @@ def _whole_json(text: str) -> Any:
     return [document] if isinstance(document, dict) and "cdf" not in document else document
 
 
-def _json_lines(text: str, name: str) -> Iterator[Mapping[str, Any]]:
+def _json_lines(lines: Iterable[str], name: str) -> Iterator[Mapping[str, Any]]:
     decoder = msgspec.json.Decoder(dict[str, Any])
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 record = decoder.decode(line)

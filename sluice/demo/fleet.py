@@ -5,6 +5,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+from msgspec.structs import replace
+
+from planner.profile import NodeProfile
+from simulator.engine.engine import PROFILES, EngineProfile
 from sluice.children import Children, free_ports
 from sluice.demo.config import (
     LONG_WINDOW,
@@ -36,6 +41,8 @@ class DemoFleet:
         self.config.write_text(text, "utf-8")
         self._plain_config = folder / "unmanaged.yaml"
         self._plain_config.write_text(unmanaged(plain, self.short), "utf-8")
+        for pool, name in (("short", "demo-replica"), ("long", "demo-ranks")):
+            (folder / f"{pool}.json").write_bytes(_profile(PROFILES[name], speed))
         self.log = folder / "processes.log"
         """Standard error of all."""
         self._children = children
@@ -82,6 +89,22 @@ class DemoFleet:
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-10:])
+
+
+def _profile(engine: EngineProfile, speed: float) -> bytes:
+    """An engine as `sluice calibrate` would measure it, for `sluice prove`."""
+    names = ("w_s", "h_s", "h_s_per_token", "prefill_s_per_token", "attention_s_per_pair")
+    fast = replace(engine, **{name: getattr(engine, name) / speed for name in names})
+    node = NodeProfile(
+        name=engine.name,
+        gpu="mock",
+        model=MODEL,
+        gpus=1,
+        w_s=fast.w_s,
+        h_s_per_token=fast.h_s_per_token,
+        kv_tokens=fast.kv_blocks * fast.block_tokens,
+    )
+    return msgspec.json.encode({**msgspec.structs.asdict(node), "engine": fast})
 
 
 def _mock(url: str, window: int, slots: int, speed: float, *more: str) -> list[str]:

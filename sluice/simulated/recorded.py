@@ -1,14 +1,16 @@
 """Read traces with arrival times, for `--arrivals recorded` and for replay."""
 
+from math import isfinite
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.errors import PlanError
 from planner.readers.demand import read_demand
 from planner.readers.fields import parse_field_map
-from planner.readers.traces import records_of
+from planner.readers.traces import records_in
 from simulator.fleet.arrivals import recorded
 from simulator.fleet.traffic import Floats, Ints
 
@@ -28,6 +30,34 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of each prompt's text, NaN if not known; None if no record tells."""
     asked: Floats | None = None
     """Limit that each request set for its answer, NaN for none; None if no record tells."""
+    models: tuple[str, ...] = ()
+    """Model of each request; "" if not known."""
+    limited: NDArray[np.bool_] | None = None
+    """Whether its entitlement's own limits refused it when it was recorded."""
+    compressible: float | None = None
+    """p_c: share of the prompts in a compression window that were cut; None if no record tells."""
+    left_out: int = 0
+    """Requests without lengths or times."""
+
+    def of(self, index: Ints, at_s: Floats) -> "RecordedTraffic":
+        """Some of its requests, at other times."""
+        picked = index.tolist()
+        return msgspec.structs.replace(
+            self,
+            at_s=at_s,
+            prompts=self.prompts[index],
+            answers=self.answers[index],
+            categories=tuple(self.categories[i] for i in picked) if self.categories else (),
+            entitlements=tuple(self.entitlements[i] for i in picked) if self.entitlements else (),
+            text_bytes=None if self.text_bytes is None else self.text_bytes[index],
+            asked=None if self.asked is None else self.asked[index],
+            models=tuple(self.models[i] for i in picked) if self.models else (),
+            limited=None if self.limited is None else self.limited[index],
+        )
+
+
+class NothingTimedError(PlanError):
+    """A trace in which no request has both lengths and a time."""
 
 
 _FIX = "name its fields: --fields prompt=FIELD,answer=FIELD,time=FIELD"
@@ -48,19 +78,19 @@ def read_recorded(
 
     Requests whose lengths or times are not known are left out. Raises PlanError if none is left.
     """
+    mapped = parse_field_map(fields) if fields else None
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        demand = read_demand(records_in(path), path.name, mapped)
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: {error}", "give a trace: CSV or JSON lines") from None
-    mapped = parse_field_map(fields) if fields else None
-    demand = read_demand(records_of(text, path.name), path.name, mapped)
     timed = [r for r in demand.requests if r.measured and np.isfinite(r.time_s)]
     if not timed:
-        raise PlanError(f"{path.name} has no requests with lengths and times", _FIX)
+        raise NothingTimedError(f"{path.name} has no requests with lengths and times", _FIX)
     rows = sorted(timed, key=lambda r: (r.time_s, r.prompt, r.answer))[:requests]
     at_s = np.array([r.time_s for r in rows])
     categories = tuple(r.category for r in rows)
     entitlements = tuple(r.entitlement for r in rows)
+    cut = [r.cut for r in rows if isfinite(r.cut)]
     return RecordedTraffic(
         at_s=at_s - at_s[0],
         prompts=_tokens([r.prompt for r in rows]),
@@ -69,6 +99,10 @@ def read_recorded(
         entitlements=entitlements if any(entitlements) else (),
         text_bytes=_known([r.text_bytes for r in rows]),
         asked=_known([r.asked for r in rows]),
+        models=tuple(r.model for r in rows),
+        limited=np.array([r.limited for r in rows]),
+        compressible=sum(cut) / len(cut) if cut else None,
+        left_out=len(demand.requests) - len(timed),
     )
 
 

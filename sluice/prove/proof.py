@@ -1,0 +1,243 @@
+"""Proves whole files: reads the log, runs every model with several seeds, collects the verdicts."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from gateway.records.entitlement import BACKFILL
+from gateway.settings import Config, ModelConfig, load
+from gateway.settings.tenants import EntitlementConfig
+from planner.errors import PlanError
+from sluice.prove.processes import Progress, run_all
+from sluice.prove.trial import Engines, Sample, Trial, read_engines, sampled
+from sluice.prove.verdict import (
+    Change,
+    Finding,
+    Kind,
+    Tally,
+    Verdict,
+    changes,
+    judge,
+    overall,
+    withheld,
+)
+from sluice.simulated.recorded import NothingTimedError, RecordedTraffic, read_recorded
+
+SEEDS: Final = 3
+MOST: Final = 400_000
+"""Most requests of a run; a longer log is sampled."""
+LEFT_OUT: Final = 0.01
+"""Share of the demand without lengths, times or tenant beyond which nothing can be told."""
+_LIMITS: Final = ("max_concurrency", "concurrency", "max_tokens_per_second", "tokens_per_second")
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdicts on one file."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    changes: tuple[Change, ...] | None
+    """What differs from another file; None where none was given."""
+    notes: tuple[str, ...]
+
+
+def prove_all(
+    files: Sequence[Path], log: Path, *, rate: str | None, profile: Path | None, progress: Progress
+) -> Proof:
+    """Prove the first file, and show what differs from the second; PlanError for bad input."""
+    configs = [load(file) for file in files]
+    engines = None if profile is None else read_engines(profile)
+    recorded, untimed = None, ""
+    try:
+        recorded = read_recorded(log)
+    except NothingTimedError as error:
+        untimed = error.problem
+    samples: list[dict[str, Sample]] = [{} for _ in files]
+    notes: list[str] = []
+    if recorded is not None:
+        at_s = recorded.at_s / _factor(rate, recorded)
+        recorded = msgspec.structs.replace(recorded, at_s=at_s)
+        samples = [_samples(config, recorded) for config in configs]
+        notes = sorted({sample.words for each in samples for sample in each.values()} - {""})
+        if recorded.left_out:
+            notes.append(f"{recorded.left_out:,} requests of the log have no lengths or times")
+    planned = [
+        (side, Trial(file=file, model=model.name, sample=sample, engines=engines, seed=seed))
+        for side, file in enumerate(files)
+        for model in configs[side].models
+        if engines is not None
+        and (sample := samples[side].get(model.name))
+        and not _unmodelled(model)
+        for seed in range(SEEDS)
+    ]
+    runs: list[dict[str, list[Tally]]] = [{} for _ in files]
+    tallies = run_all([trial for _, trial in planned], progress)
+    for (side, trial), tally in zip(planned, tallies, strict=True):
+        runs[side].setdefault(trial.model, []).append(tally)
+    found = [
+        list(_findings(config, recorded, engines, mine, untimed))
+        for config, mine in zip(configs, runs, strict=True)
+    ]
+    return Proof(
+        verdict=overall(found[0]),
+        findings=tuple(found[0]),
+        changes=tuple(changes(found[1], found[0])) if len(found) > 1 else None,
+        notes=tuple(notes),
+    )
+
+
+def _factor(rate: str | None, recorded: RecordedTraffic) -> float:
+    """How much faster the log's requests come."""
+    try:
+        given = 1.0 if rate is None else float(rate.removesuffix("x"))
+    except ValueError:
+        given = 0.0
+    if not 0 < given < float("inf"):
+        raise PlanError(f"--rate {rate}", "give a factor such as 1.2x, or requests/s such as 40")
+    if rate is None or rate.endswith("x"):
+        return given
+    return given * max(float(recorded.at_s[-1]), 1e-9) / max(1, len(recorded.at_s) - 1)
+
+
+def _samples(config: Config, recorded: RecordedTraffic) -> dict[str, Sample]:
+    """What each model of a file is sent, by entitlements that it has."""
+    names = {entitlement.name for entitlement in config.entitlements}
+    strangers = set(recorded.entitlements) - names - {""} if names else set()
+    known = np.array([e not in strangers for e in recorded.entitlements or recorded.models])
+    found = {}
+    for model in config.models:
+        mine = np.array([_served(config, name) == model.name for name in recorded.models])
+        index = np.flatnonzero(mine & known)
+        if len(index) > 1:
+            found[model.name] = sampled(recorded.of(index, recorded.at_s[index]), MOST)
+    return found
+
+
+def _served(config: Config, model: str) -> str:
+    """The model of a request; the only one where the log does not say."""
+    return model or (config.models[0].name if len(config.models) == 1 else "")
+
+
+def _unmodelled(model: ModelConfig) -> str:
+    """What of a model is not simulated, so that no figure of it would be true."""
+    for name, pool in model.pools.items():
+        if pool.prefill is not None:
+            return f"pool {name} is in phases, which are not simulated"
+        if not pool.worker_count:
+            return f"the engines of pool {name} are not listed in the file"
+    return ""
+
+
+def _findings(
+    config: Config,
+    recorded: RecordedTraffic | None,
+    engines: Engines | None,
+    tallies: Mapping[str, Sequence[Tally]],
+    untimed: str,
+) -> Iterator[Finding]:
+    for model in config.models:
+        runs, entitled = tallies.get(model.name, ()), _entitled(config, model)
+        unknown = untimed or _unmodelled(model) or "the log has no request for it"
+        if engines is None:
+            unknown = "the engines' speed is not known: give --profile"
+        pools = {name: [run.pools[name] for run in runs] for name in model.pools}
+        doubts: list[str] = []
+        if runs and recorded is not None and engines is not None:
+            doubts = list(_doubts(model, recorded, engines, runs))
+            if len(entitled) > 1 and _nameless(recorded):
+                doubts.append("the log does not say whose requests these are")
+        for entitlement in entitled:
+            subject = _cannot_tell("entitlement", entitlement.name, unknown, model.name)
+            if runs:
+                counts = [run.entitlements[entitlement.name] for run in runs]
+                promise, limits = _promise(entitlement)
+                subject = judge(subject, promise, counts, limits=limits, pools=pools)
+            yield withheld(subject, doubts)
+        for name in model.pools:
+            subject = _cannot_tell("pool", name, unknown, model.name)
+            if runs:
+                subject = judge(subject, "served", pools[name], pools={})
+            yield withheld(subject, doubts)
+    if recorded is not None:
+        yield from _refused(config, recorded)
+    yield from _unsimulated(config)
+
+
+def _entitled(config: Config, model: ModelConfig) -> list[EntitlementConfig]:
+    return [one for one in config.entitlements if one.model == model.name]
+
+
+def _nameless(recorded: RecordedTraffic) -> bool:
+    missing = recorded.entitlements.count("") if recorded.entitlements else len(recorded.at_s)
+    return missing > LEFT_OUT * len(recorded.at_s)
+
+
+def _doubts(
+    model: ModelConfig, recorded: RecordedTraffic, engines: Engines, runs: Sequence[Tally]
+) -> Iterator[str]:
+    """Why the figures of a model prove nothing."""
+    for name, pool in model.pools.items():
+        node, longest = engines.node(name), min(int(recorded.prompts.max()), pool.max_model_len)
+        if node.verified is False:
+            yield f"the profile of {name} is not verified"
+        if node.measured is not None:
+            prompts, most = node.measured.longest_prompt_tokens, node.measured.most_sequences
+            if longest > prompts or pool.max_num_seqs > most:
+                yield (
+                    f"the profile of {name} was measured on prompts up to {prompts:,} tokens and "
+                    f"{most} sequences, not {longest:,} and {pool.max_num_seqs}"
+                )
+    if recorded.compressible is None and any(run.window for run in runs):
+        yield "compression is on, and the log does not say which share of prompts can be cut"
+    if recorded.left_out > LEFT_OUT * len(recorded.at_s):
+        yield f"{recorded.left_out:,} requests of the log have no lengths or times"
+
+
+def _promise(entitlement: EntitlementConfig) -> tuple[str, str]:
+    """What it is promised, and its own limits, in words."""
+    slo_ms = entitlement.slo_target_ms
+    words = f"first token in {slo_ms / 1000:g} s" if slo_ms else "served"
+    if entitlement.service_class in BACKFILL:
+        words += ", where others leave room,"
+    given = ((name, getattr(entitlement, name)) for name in _LIMITS)
+    return words, ", ".join(f"{name} {value}" for name, value in given if value is not None)
+
+
+def _refused(config: Config, recorded: RecordedTraffic) -> Iterator[Finding]:
+    """Demand of the log that opens nothing in this file."""
+    models = {model.name for model in config.models}
+    names = {entitlement.name for entitlement in config.entitlements}
+    lost: Counter[tuple[Kind, str]] = Counter()
+    for name, count in Counter(recorded.models).items():
+        if _served(config, name) not in models:
+            lost["model", name or "(not in the log)"] += count
+    for name, count in Counter(recorded.entitlements).items():
+        if names and name and name not in names:
+            lost["entitlement", name] += count
+    for (kind, name), count in lost.items():
+        reason = f"not in the file: {count:,} requests of the log are refused"
+        yield Finding(kind=kind, name=name, verdict="breaks", reason=reason)
+
+
+def _unsimulated(config: Config) -> Iterator[Finding]:
+    """Limits that no run covers."""
+    keys = {f"{t.name}/{key.name}": key for t in config.tenants for key in t.keys}
+    owners = [(name, key.budgets) for name, key in keys.items()]
+    owners += [(one.name, one.budgets) for one in config.entitlements]
+    for name, budgets in (*owners, *((one.name, one.budgets) for one in config.tenants)):
+        for budget in budgets:
+            unit = "money" if budget.tokens is None else "tokens"
+            yield _cannot_tell("budget", name, f"{unit} by {budget.window} are not simulated")
+    for name, key in keys.items():
+        if key.requests_per_minute is not None or key.max_concurrency is not None:
+            yield _cannot_tell("limit", name, "limits of keys are not simulated")
+    if config.auth.jwt:
+        yield _cannot_tell("tokens", "auth.jwt", "who brings which token is not simulated")
+
+
+def _cannot_tell(kind: Kind, name: str, reason: str, model: str = "") -> Finding:
+    return Finding(kind=kind, name=name, model=model, verdict="cannot tell", reason=reason)

@@ -1,0 +1,257 @@
+"""One run of a log through one model of a configuration, in virtual time, and its counts."""
+
+from collections.abc import Callable, Mapping
+from math import nan
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.records.entitlement import BACKFILL, Entitlement
+from gateway.settings import Config, ModelConfig, load
+from planner.errors import PlanError
+from planner.profile import NodeProfile, profile_from_json
+from simulator.engine.profiles import EngineProfile
+from simulator.fleet.traffic import Floats, Ints, Traffic
+from simulator.pipeline.intake import OPEN
+from simulator.pipeline.records import (
+    BROKEN,
+    NO_WORKER,
+    QUEUE_FULL,
+    QUEUE_TIMEOUT,
+    REFUSED_LENGTH,
+    Gateway,
+    PipelineOutcome,
+)
+from simulator.pipeline.run import run_pipeline
+from simulator.pipeline.tenants import OWN_LIMITS
+from sluice.prove.verdict import LATE, Counts, Tally
+from sluice.simulated.fleet import engine_of
+from sluice.simulated.gateway import gateway_of, tenant_traffic, tenants_of
+from sluice.simulated.recorded import RecordedTraffic
+
+PIECE_S: Final = 300.0
+"""Length of the pieces by which a long log is sampled, and over which peaks are taken."""
+WARM_UP_S: Final = 600.0
+"""Longest start of a run that is not counted; at most a fifth of it."""
+_POOL_LOSSES: Final = frozenset({QUEUE_FULL, QUEUE_TIMEOUT, NO_WORKER, BROKEN})
+_UNIT: Final = {"queue_full": "refused by a full queue", "queue_timeout": "too long in a queue"}
+
+
+class Engines(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured engines: of each pool, or one for all under the name ""."""
+
+    nodes: Mapping[str, NodeProfile]
+    models: Mapping[str, EngineProfile]
+    """Engine models of profiles that have one, by pool."""
+
+    def node(self, pool: str) -> NodeProfile:
+        """The profile of a pool; raises PlanError without one."""
+        found = self.nodes.get(pool) or self.nodes.get("")
+        if found is None:
+            raise PlanError(f"no profile of pool {pool}", f"write {pool}.json beside the others")
+        return found
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests to simulate, and for how many of the log each stands."""
+
+    recorded: RecordedTraffic
+    weights: Floats
+    span_s: float
+    """Length of the whole log."""
+    words: str = ""
+    """How it was sampled; empty for the whole log."""
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one model of a file."""
+
+    file: Path
+    model: str
+    sample: Sample
+    engines: Engines
+    seed: int
+
+
+def read_engines(path: Path) -> Engines:
+    """A profile of `sluice calibrate`, or a folder with one for each pool (POOL.json)."""
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    if not files:
+        raise PlanError(f"{path} has no profile", "write POOL.json there for each pool")
+    nodes, models = {}, {}
+    for file in files:
+        name = file.stem if path.is_dir() else ""
+        try:
+            document = msgspec.json.decode(file.read_bytes())
+            nodes[name] = profile_from_json(document, origin=str(file))
+            if "engine" in document:
+                models[name] = msgspec.convert(document["engine"], EngineProfile)
+        except (OSError, ValueError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(f"{file}: {error}", "give a profile of `sluice calibrate`") from None
+    return Engines(nodes=nodes, models=models)
+
+
+def sampled(recorded: RecordedTraffic, most: int) -> Sample:
+    """At most about `most` requests, in pieces of PIECE_S: the busiest, and some in between.
+
+    What lies between the pieces is left out of the time. The busiest pieces stand for themselves,
+    the others for all the rest.
+    """
+    count, span_s = len(recorded.at_s), max(float(recorded.at_s[-1]), 1e-9)
+    if count <= most:
+        return Sample(recorded=recorded, weights=np.ones(count), span_s=span_s)
+    piece = (recorded.at_s // PIECE_S).astype(np.int64)
+    sizes = np.bincount(piece)
+    order = np.argsort(-sizes, kind="stable")
+    busiest = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), most / 2)))]
+    rest = np.setdiff1d(np.arange(len(sizes)), busiest)
+    stride = max(1, -(-2 * int(sizes[rest].sum()) // most))
+    others = rest[stride // 2 :: stride]
+    chosen = np.sort(np.concatenate([busiest, others]))
+    place = np.full(len(sizes), -1)
+    place[chosen] = np.arange(len(chosen))
+    index = np.flatnonzero(place[piece] >= 0)
+    at_s = recorded.at_s[index] + (place[piece[index]] - piece[index]) * PIECE_S
+    heavy = sizes[rest].sum() / max(1, sizes[others].sum())
+    return Sample(
+        recorded=recorded.of(index, at_s - at_s[0]),
+        weights=np.where(np.isin(piece[index], busiest), 1.0, heavy),
+        span_s=span_s,
+        words=f"sampled: {len(index):,} of {count:,} requests, {len(chosen)} of {len(sizes)} "
+        f"pieces of {PIECE_S / 60:g} minutes, the {len(busiest)} busiest among them",
+    )
+
+
+def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
+    """Serve the sample; raises PlanError for a fleet that cannot be built."""
+    sample, recorded = trial.sample, trial.sample.recorded
+    config = load(trial.file)
+    (model,) = (one for one in config.models if one.name == trial.model)
+    gateway = _gateway(config, model, trial.engines, recorded.compressible or 0.0)
+    traffic = Traffic(
+        arrival_s=recorded.at_s, prompt_tokens=recorded.prompts, output_tokens=recorded.answers
+    )
+    tenants = tenants_of(gateway.entitlements, None)
+    requests = tenant_traffic(traffic, tenants, np.random.default_rng(trial.seed), recorded)
+    outcome = run_pipeline(gateway, requests, seed=trial.seed, progress=progress)
+    late = recorded.at_s >= min(0.2 * float(recorded.at_s[-1]), WARM_UP_S)
+    reasons = np.array(outcome.reasons, dtype=object)
+    return Tally(
+        entitlements={
+            owner.name: _entitlement(
+                owner, sample, gateway, outcome, reasons, late & (outcome.entitlement == i)
+            )
+            for i, owner in enumerate(gateway.entitlements or (OPEN,))
+        },
+        pools=_pools(sample, gateway, outcome, reasons, late),
+        window=len(outcome.uncut) + int(outcome.fleet.compressed.sum()),
+    )
+
+
+def _gateway(config: Config, model: ModelConfig, engines: Engines, p_c: float) -> Gateway:
+    """The gateway with the measured engines, as large as the file says."""
+    first = engines.node(next(iter(model.pools)))
+    gateway = gateway_of(config, model, first, counting="paged", compressible=p_c)
+    profiles = []
+    for base, (name, pool) in zip(gateway.profiles, model.pools.items(), strict=True):
+        engine = engines.models.get(name) or engines.models.get("")
+        engine = engine or engine_of(engines.node(name), base.max_model_len, "paged")
+        sizes = {name: getattr(base, name) for name in ("max_model_len", "max_num_seqs")}
+        if pool.kv_cache_gib is not None:
+            sizes["kv_blocks"] = base.kv_blocks
+        batched = max(engine.max_num_batched_tokens, base.max_num_seqs)
+        profiles.append(
+            msgspec.structs.replace(
+                engine, max_num_batched_tokens=batched, prefix_cache_tokens=0, **sizes
+            )
+        )
+    return msgspec.structs.replace(gateway, profiles=tuple(profiles))
+
+
+def _entitlement(
+    owner: Entitlement,
+    sample: Sample,
+    gateway: Gateway,
+    outcome: PipelineOutcome,
+    reasons: NDArray[np.object_],
+    mine: NDArray[np.bool_],
+) -> Counts:
+    limited = mine & np.isin(reasons, list(OWN_LIMITS))
+    weights, whole = sample.weights, float(sample.weights[mine].sum())
+    unserved = float(weights[mine & (reasons != "")].sum()) / max(whole, 1.0)
+    if owner.service_class in BACKFILL:  # promised no capacity
+        mine = mine & ((reasons == "") | limited | (reasons == REFUSED_LENGTH))
+    fleet, served = outcome.fleet, mine & (reasons == "")
+    slow = np.zeros(len(mine), dtype=np.bool_)
+    if owner.slo_ms:
+        slow |= fleet.ttft_s > owner.slo_ms / 1000
+    lost: dict[str, float] = {}
+    for p, pool in enumerate(gateway.served.fleet.pools):
+        _count(lost, LATE + pool.name, weights, served & slow & (fleet.pool == p))
+    for reason in set(reasons[mine & (reasons != "") & ~limited].tolist()):
+        words = _UNIT.get(reason, f"refused ({reason})")
+        _count(lost, words, weights, mine & (reasons == reason))
+    before = sample.recorded.limited
+    return Counts(
+        requests=float(weights[mine].sum()),
+        simulated=int(mine.sum()),
+        lost=lost,
+        limited=float(weights[limited].sum()),
+        limited_before=0.0 if before is None else float(weights[mine & before].sum()),
+        unserved=unserved,
+        ttft_p99_s=float(np.quantile(fleet.ttft_s[served], 0.99)) if served.any() else nan,
+    )
+
+
+def _count(lost: dict[str, float], words: str, weights: Floats, which: NDArray[np.bool_]) -> None:
+    total = float(weights[which].sum())
+    if total:
+        lost[words] = total
+
+
+def _pools(
+    sample: Sample,
+    gateway: Gateway,
+    outcome: PipelineOutcome,
+    reasons: NDArray[np.object_],
+    late: NDArray[np.bool_],
+) -> dict[str, Counts]:
+    fleet, weights, recorded = outcome.fleet, sample.weights, sample.recorded
+    bounds = [pool.boundary_tokens or 0 for pool in gateway.served.routing.pools[:-1]]
+    totals = recorded.prompts + recorded.answers
+    home = np.where(fleet.planned >= 0, fleet.planned, np.searchsorted(bounds, totals))
+    home = np.where(fleet.pool >= 0, fleet.pool, home)
+    per_s = float(weights.sum()) / sample.span_s / float(weights[late].sum())
+    tallies = {}
+    for p, pool in enumerate(gateway.served.fleet.pools):
+        sent = late & (home == p) & (fleet.planned >= 0)
+        served = sent & (reasons == "")
+        lost: dict[str, float] = {}
+        for reason in _POOL_LOSSES:
+            _count(lost, _UNIT.get(reason, reason), weights, sent & (reasons == reason))
+        service_s = (fleet.end_s - fleet.start_s)[served].mean() if served.any() else nan
+        wanted = late & (home == p)
+        engines = sum(len(engine.ranks) for engine in pool.engines)
+        tallies[pool.name] = Counts(
+            requests=float(weights[sent].sum()),
+            simulated=int(sent.sum()),
+            lost=lost,
+            slots=engines * gateway.profiles[p].max_num_seqs,
+            expected=float(weights[wanted].sum() * per_s * service_s),
+            peak=float(_peak_per_s(recorded.at_s[wanted]) * service_s),
+        )
+    return tallies
+
+
+def _peak_per_s(at_s: Floats) -> float:
+    """Requests per second in the busiest five minutes, or over all of a shorter time."""
+    if not len(at_s):
+        return 0.0
+    counts: Ints = np.bincount((at_s // PIECE_S).astype(np.int64))
+    whole = float(at_s[-1] - at_s[0])
+    return float(counts.max()) / PIECE_S if whole >= PIECE_S else len(at_s) / max(whole, 1.0)

@@ -1,0 +1,241 @@
+"""Whether each entitlement and pool gets what it is promised, by counts of simulated runs.
+
+Pure: counts in, verdicts out. A share holds if its whole interval lies at or above the promise,
+breaks if all of it lies below, and else nobody can tell.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import isnan, nan, sqrt
+from typing import Final, Literal
+
+import msgspec
+
+from simulator.fleet.statistics import Interval
+
+Verdict = Literal["holds", "breaks", "cannot tell"]
+Kind = Literal["entitlement", "pool", "budget", "limit", "model", "tokens"]
+Direction = Literal["better", "worse", "different"]
+
+PROMISED: Final = 0.99
+"""Share of an entitlement's demand that is served in time, and of a pool's that it serves."""
+LIMIT_DOUBT: Final = 0.5
+"""Relative doubt about refusals by own limits that the log has, too: its clients came back."""
+LATE: Final = "late in "
+"""Prefix of a loss: too slow, in that pool."""
+CHANGE: Final = 0.1
+"""Least relative change of a measure that is a difference."""
+_Z: Final = 1.959964
+_T: Final = {2: 12.706, 3: 4.303}
+"""Two-sided 95 % quantiles of Student's t, by number of seeds."""
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """An entitlement or a pool in one run, after the warm-up; weighted where a log is sampled."""
+
+    requests: float
+    """Without those that a class is not promised."""
+    simulated: int
+    lost: Mapping[str, float]
+    """Requests that were refused or late, by reason; without `limited`."""
+    limited: float = 0.0
+    """Refused by an entitlement's own limits."""
+    limited_before: float = 0.0
+    """Refused by its own limits when the log was written."""
+    unserved: float = 0.0
+    """Share of all its requests that are not served, promised or not."""
+    ttft_p99_s: float = nan
+    slots: int = 0
+    """Of a pool."""
+    expected: float = nan
+    """Slots that the demand needs on average; NaN if nothing was served."""
+    peak: float = nan
+    """Slots that it needs in its busiest five minutes."""
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one model."""
+
+    entitlements: Mapping[str, Counts]
+    pools: Mapping[str, Counts]
+    window: int
+    """Requests in the compression window."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one subject."""
+
+    kind: Kind
+    name: str
+    model: str = ""
+    verdict: Verdict
+    reason: str
+    requests: int = 0
+    kept: Interval | None = None
+    """Share that was kept; None where nothing was simulated."""
+    measures: Mapping[str, Interval] = {}
+    """Further figures by which two configurations are compared; lower is better."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A subject for which two configurations differ."""
+
+    kind: Kind
+    name: str
+    direction: Direction
+    words: str
+
+
+def judge(
+    subject: Finding,
+    promise: str,
+    runs: Sequence[Counts],
+    *,
+    limits: str = "",
+    pools: Mapping[str, Sequence[Counts]],
+) -> Finding:
+    """The verdict on an entitlement or a pool; `runs` and `pools` have the counts of each seed.
+
+    `promise` says in words what counts as kept, `limits` which limits are the entitlement's own.
+    """
+    requests = _over_seeds([run.requests for run in runs]).value
+    if requests < 1:
+        return msgspec.structs.replace(subject, reason="the log has no request for it")
+    kept, needed = _kept(runs), _over_seeds([run.expected for run in runs])
+    verdict: Verdict = "breaks" if kept.high < PROMISED else "cannot tell"
+    # A pool that needs more slots than it has fills up, however long its queue holds out.
+    slots = runs[0].slots
+    if slots and needed.low > slots:
+        verdict = "breaks"
+    elif kept.low >= PROMISED and not needed.high >= (slots or float("inf")):
+        verdict = "holds"
+    lost: Counter[str] = Counter()
+    own = f"refused by its own limits ({limits})"
+    for run in runs:
+        lost.update({cause: count / len(runs) for cause, count in run.lost.items()})
+        excess = max(0.0, run.limited - run.limited_before) / len(runs)
+        lost.update({own: excess})
+    cause, count = lost.most_common(1)[0]
+    pool = cause.removeprefix(LATE)
+    why = f"; {_slots(runs)}" if slots else ""
+    if pool in pools:
+        why = f"; because {pool} has {_slots(pools[pool])}"
+    elif count and kept.low < PROMISED:
+        if pools and cause != own:
+            use = {name: each[0].peak / each[0].slots for name, each in pools.items()}
+            tightest = max(use, key=lambda name: -1.0 if isnan(use[name]) else use[name])
+            why = f"; {tightest} has {_slots(pools[tightest])}"
+        why = f"; because {count:,.0f} were {cause}{why}"
+    before = _over_seeds([run.limited_before for run in runs]).value
+    less = f" (less {before:,.0f} that its limits refused in the log)" if before >= 1 else ""
+    measures = {
+        "first token P99, s": _over_seeds([run.ttft_p99_s for run in runs]),
+        "share not served": _over_seeds([run.unserved for run in runs]),
+        "share of slots needed": _over_seeds([run.expected / (slots or nan) for run in runs]),
+    }
+    return msgspec.structs.replace(
+        subject,
+        verdict=verdict,
+        reason=f"{promise} for {_share(kept)} of {requests:,.0f} requests{less}, "
+        f"{100 * PROMISED:g} % promised{why}",
+        requests=round(requests),
+        kept=kept,
+        measures={name: each for name, each in measures.items() if not isnan(each.value)},
+    )
+
+
+def withheld(finding: Finding, doubts: Sequence[str]) -> Finding:
+    """The finding without its verdict: what it rests on is not known."""
+    if not doubts or finding.kept is None:
+        return finding
+    reason = f"{'; '.join(doubts)} (simulated: {finding.reason})"
+    return msgspec.structs.replace(finding, verdict="cannot tell", reason=reason)
+
+
+def overall(findings: Sequence[Finding]) -> Verdict:
+    """Breaks if anything breaks, else cannot tell if anything is not known."""
+    verdicts = {finding.verdict for finding in findings}
+    if "breaks" in verdicts:
+        return "breaks"
+    return "holds" if verdicts == {"holds"} else "cannot tell"
+
+
+def changes(before: Sequence[Finding], after: Sequence[Finding]) -> Iterator[Change]:
+    """Subjects whose verdict or figures differ, in the order of `after`; then those that went."""
+    old = {(was.kind, was.model, was.name): was for was in before}
+    for new in after:
+        was = old.pop((new.kind, new.model, new.name), None)
+        said = list(_differences(was, new))
+        if said:
+            directions = {direction for direction, _ in said}
+            direction: Direction = "worse" if "worse" in directions else said[0][0]
+            words = "; ".join(words for _, words in said)
+            yield Change(kind=new.kind, name=new.name, direction=direction, words=words)
+    for was in old.values():
+        yield Change(kind=was.kind, name=was.name, direction="different", words="gone")
+
+
+def _differences(was: Finding | None, new: Finding) -> Iterator[tuple[Direction, str]]:
+    if was is None:
+        yield ("worse" if new.verdict == "breaks" else "different"), f"new, {new.verdict}"
+        return
+    if was.verdict != new.verdict:
+        order = ("breaks", "cannot tell", "holds")
+        up = order.index(new.verdict) > order.index(was.verdict)
+        yield ("better" if up else "worse"), f"{was.verdict} -> {new.verdict}"
+    if was.kept and new.kept and not _overlap(was.kept, new.kept):
+        up = new.kept.value > was.kept.value
+        yield ("better" if up else "worse"), f"kept {_share(was.kept)} -> {_share(new.kept)}"
+    for name, now in new.measures.items():
+        then = was.measures.get(name, now)
+        if not _overlap(then, now) and abs(now.value - then.value) > CHANGE * then.value:
+            words = f"{name} {then.value:.3g} -> {now.value:.3g}"
+            yield ("worse" if now.value > then.value else "better"), words
+
+
+def _overlap(a: Interval, b: Interval) -> bool:
+    return a.low <= b.high and b.low <= a.high
+
+
+def _kept(runs: Sequence[Counts]) -> Interval:
+    """The share that is kept, of the demand without what its own limits refused before.
+
+    How much they would refuse again is in doubt: clients of the log came back, here they do not.
+    """
+    bounds = []
+    for factor in (1.0, 1 - LIMIT_DOUBT, 1 + LIMIT_DOUBT):
+        shares = []
+        for run in runs:
+            excused = min(run.limited, run.limited_before * factor)
+            lost = sum(run.lost.values()) + run.limited - excused
+            shares.append(1 - lost / max(run.requests - excused, 1.0))
+        bounds.append(_interval(shares, min(run.simulated for run in runs)))
+    middle, strict, mild = bounds
+    return Interval(value=middle.value, low=strict.low, high=mild.high)
+
+
+def _interval(shares: Sequence[float], count: int) -> Interval:
+    """A share's bounds (95 %): Wilson's of one seed, or those over the seeds if they are wider."""
+    seeds = _over_seeds(shares)
+    p, n = min(1.0, max(0.0, seeds.value)), max(count, 1)
+    centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z * sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
+    low, high = min(seeds.low, centre - half), max(seeds.high, centre + half)
+    return Interval(value=p, low=max(0.0, low), high=min(1.0, high))
+
+
+def _over_seeds(values: Sequence[float]) -> Interval:
+    k, mean = len(values), sum(values) / len(values)
+    spread = sqrt(sum((value - mean) ** 2 for value in values) / (k - 1)) if k > 1 else 0.0
+    half = _T[k] * spread / sqrt(k) if spread else 0.0
+    return Interval(value=mean, low=mean - half, high=mean + half)
+
+
+def _slots(runs: Sequence[Counts]) -> str:
+    peak = _over_seeds([run.peak for run in runs]).value
+    return f"{runs[0].slots} slots for {peak:.3g} expected in its busiest 5 minutes"
+
+
+def _share(kept: Interval) -> str:
+    low, high = 100 * kept.low, 100 * kept.high
+    return f"{100 * kept.value:.1f} % ({low:.1f} to {high:.1f})"

@@ -1,0 +1,246 @@
+"""`sluice prove`: what a change breaks, and for whom, before it is made."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import Result
+
+from planner.profile import NodeProfile
+from sluice.demo.config import managed
+from tests.builders import decision
+from tests.running import sluice
+
+FILE = """\
+version: 1
+models:
+  - name: m
+    boundary: {b_short: 2000}
+    pools:
+      short:
+        max_model_len: 4096
+        max_num_seqs: 4
+        workers: ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+      long: {max_model_len: 16384, max_num_seqs: 8, workers: ["http://127.0.0.1:3"]}
+entitlements:
+  - {name: gold, tenant: a, model: m, concurrency: 8, max_concurrency: 8, slo_target_ms: 300}
+  - {name: deep, tenant: b, model: m, concurrency: 8, slo_target_ms: 2000}
+"""
+NODE = NodeProfile(
+    name="small",
+    gpu="cpu",
+    model="m",
+    gpus=1,
+    w_s=0.01,
+    h_s_per_token=1e-7,
+    prefill_s_per_token=1e-5,
+    kv_tokens=2**17,
+)
+SPAN_S = 125.0
+
+
+def requests(rate_per_s: float, prompts: tuple[int, int], **more: Any) -> list[dict[str, Any]]:
+    """Served requests of the log, at nearly even times."""
+    random = np.random.default_rng(len(more))
+    count = int(rate_per_s * SPAN_S)
+    at_s = np.sort((np.arange(count) + random.random(count)) / rate_per_s)
+    lengths = random.integers(*prompts, count)
+    return [
+        {"time_unix_s": float(t), "prompt_tokens": int(n), "completion_tokens": 40} | more
+        for t, n in zip(at_s, lengths, strict=True)
+    ]
+
+
+GOLD = requests(8, (50, 800), entitlement="gold", model="m")
+DEEP = requests(4, (3000, 8000), entitlement="deep", model="m")
+
+
+def run(
+    folder: Path,
+    file: str = FILE,
+    log: list[dict[str, Any]] = GOLD + DEEP,
+    *more: str,
+    profile: NodeProfile | None = NODE,
+) -> Result:
+    config, lines, node = folder / "new.yaml", folder / "log.jsonl", folder / "node.json"
+    config.write_text(file, "utf-8")
+    lines.write_bytes(b"\n".join(msgspec.json.encode(decision(**each)) for each in log))
+    node.write_bytes(msgspec.json.encode(profile))
+    given = () if profile is None else ("--profile", node)
+    return sluice("prove", "-c", config, "--log", lines, *given, *more)
+
+
+def words_of(result: Result) -> str:
+    """What it prints, without line breaks."""
+    return " ".join(result.stdout.split())
+
+
+def findings(result: Result) -> dict[str, dict[str, Any]]:
+    proof = json.loads(result.stdout)
+    return {f"{one['kind']} {one['name']}": one for one in proof["findings"]}
+
+
+def test_a_configuration_that_holds_exits_0_and_says_so_of_everybody(tmp_path: Path) -> None:
+    result = run(tmp_path, FILE, GOLD + DEEP, "--json")
+    assert result.exit_code == 0, result.output
+    found = findings(result)
+    assert list(found) == ["entitlement gold", "entitlement deep", "pool short", "pool long"]
+    assert {one["verdict"] for one in found.values()} == {"holds"}
+    gold = found["entitlement gold"]
+    assert gold["kept"]["low"] >= 0.99
+    assert gold["requests"] == pytest.approx(800, abs=20)
+
+
+CHANGES = {
+    "capacity cut": ("max_num_seqs: 4", "max_num_seqs: 1", "gold", "breaks"),
+    "entitlement resized": (
+        "concurrency: 8, max_concurrency: 8",
+        "max_concurrency: 4",
+        "gold",
+        "breaks",
+    ),
+    "class changed": ("concurrency: 8, max", "service_class: spot, max", "gold", ""),
+    "boundary moved": ("b_short: 2000", "b_short: 200", "long", ""),
+    "engine fewer": (', "http://127.0.0.1:2"', "", "gold", "breaks"),
+    "pool removed": (
+        '      long: {max_model_len: 16384, max_num_seqs: 8, workers: ["http://127.0.0.1:3"]}\n',
+        "",
+        "deep",
+        "breaks",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen_and_whom_it_hurts_is_named(change: str, tmp_path: Path) -> None:
+    before, after, name, verdict = CHANGES[change]
+    changed = FILE.replace(before, after)
+    assert changed != FILE
+    if change == "pool removed":
+        changed = changed.replace("    boundary: {b_short: 2000}\n", "")
+    if change == "class changed":  # short of slots, so that a class counts
+        changed = changed.replace("max_num_seqs: 4", "max_num_seqs: 2")
+    old = tmp_path / "old.yaml"
+    old.write_text(FILE, "utf-8")
+    result = run(tmp_path, changed, GOLD + DEEP, "--against", str(old), "--json")
+    assert result.exit_code in ({1} if verdict else {0, 1, 3}), result.output
+    proof = json.loads(result.stdout)
+    (seen,) = (one for one in proof["changes"] if one["name"] == name)
+    assert seen["direction"] == "worse"
+    if verdict:
+        (found,) = (one for one in proof["findings"] if one["name"] == name)
+        assert found["verdict"] == verdict
+        assert found["kept"]["high"] < 0.99
+
+
+def test_the_reason_is_in_words(tmp_path: Path) -> None:
+    few = words_of(run(tmp_path, FILE.replace("max_num_seqs: 4", "max_num_seqs: 1")))
+    assert "gold breaks: first token in 0.3 s for" in few
+    assert "were refused (priority); short has 2 slots for" in few
+    refused = run(
+        tmp_path, FILE.replace("concurrency: 8, max_concurrency: 8", "max_concurrency: 4")
+    )
+    assert "were refused by its own limits (max_concurrency 4)" in words_of(refused)
+    assert refused.stdout.rstrip().endswith("breaks")
+
+
+def test_nothing_changes_against_the_same_file_and_more_traffic_may_break(tmp_path: Path) -> None:
+    same = tmp_path / "old.yaml"
+    same.write_text(FILE, "utf-8")
+    result = run(tmp_path, FILE, GOLD + DEEP, "--against", str(same), "--markdown")
+    assert "No change." in result.stdout
+    assert "| entitlement gold | holds |" in result.stdout
+    assert run(tmp_path, FILE, GOLD + DEEP, "--rate", "2.5x").exit_code == 1
+
+
+def test_an_entitlement_that_went_breaks_for_its_requests(tmp_path: Path) -> None:
+    result = run(tmp_path, FILE.replace("name: deep", "name: renamed"), GOLD + DEEP, "--json")
+    assert result.exit_code == 1
+    found = findings(result)
+    assert found["entitlement deep"]["verdict"] == "breaks"
+    assert "500 requests of the log are refused" in found["entitlement deep"]["reason"]
+    assert found["entitlement renamed"]["verdict"] == "cannot tell"
+
+
+def without(key: str) -> list[dict[str, Any]]:
+    return [{k: v for k, v in each.items() if k != key} for each in GOLD + DEEP]
+
+
+UNKNOWN = {
+    "not whose requests": (FILE, without("entitlement"), NODE),
+    "--profile": (FILE, GOLD + DEEP, None),
+    "not verified": (FILE, GOLD + DEEP, msgspec.structs.replace(NODE, verified=False)),
+    "measured on prompts up to 512": (
+        FILE,
+        GOLD + DEEP,
+        msgspec.convert(
+            msgspec.structs.asdict(NODE)
+            | {"measured": {"longest_prompt_tokens": 512, "most_sequences": 64}},
+            NodeProfile,
+        ),
+    ),
+    "no requests with lengths and times": (FILE, without("completion_tokens")[:50], NODE),
+    "budget": (
+        FILE.replace("target_ms: 300", "target_ms: 300, budgets: [{tokens: 9}]"),
+        GOLD + DEEP,
+        NODE,
+    ),
+    "compression is on": (
+        FILE.replace(
+            "b_short: 2000}", "b_short: 2000, gamma: 2}\n    compression: {enabled: true}"
+        ),
+        requests(8, (50, 4000), entitlement="gold", model="m") + DEEP,
+        NODE,
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", UNKNOWN)
+def test_what_is_not_known_is_not_guessed(reason: str, tmp_path: Path) -> None:
+    file, log, profile = UNKNOWN[reason]
+    words = "does not say whose requests" if reason == "not whose requests" else reason
+    result = run(tmp_path, file, log, profile=profile)
+    assert result.exit_code == 3, result.output
+    assert words in words_of(result)
+    assert "breaks" not in result.stdout
+
+
+def test_bad_input_exits_2_and_says_what_to_do(tmp_path: Path) -> None:
+    result = run(tmp_path, FILE, GOLD, "--rate", "fast")
+    assert result.exit_code == 2
+    assert "1.2x" in result.stderr
+
+
+def test_refusals_of_the_log_are_demand_and_those_by_own_limits_are_excused(tmp_path: Path) -> None:
+    flood = [
+        each
+        | {"outcome": "refused", "status": 429, "reason": "concurrency"}
+        | {"input_tokens": each["prompt_tokens"], "output_tokens": 40}
+        for each in GOLD[1::2]
+    ]
+    log = GOLD[::2] + flood + DEEP
+    served = findings(run(tmp_path, FILE, log, "--json"))["entitlement gold"]
+    assert served["verdict"] == "holds"
+    assert served["requests"] == pytest.approx(800, abs=20)
+    limited = FILE.replace("concurrency: 8, max_concurrency: 8", "max_concurrency: 3")
+    found = findings(run(tmp_path, limited, log, "--json"))["entitlement gold"]
+    assert "that its limits refused in the log" in found["reason"]
+    assert found["verdict"] != "breaks"
+
+
+def test_the_demo_with_half_an_entitlement_breaks_for_that_tenant(tmp_path: Path) -> None:
+    first, second, long, prefill, decode = (f"http://127.0.0.1:{port}" for port in range(1, 6))
+    apart = {"prefill": prefill, "decode": decode}
+    demo = managed(8080, [first, second], long, apart, tmp_path)
+    model = {"model": "demo-model"}
+    flood = requests(12, (200, 400), entitlement="demo-guaranteed", **model)
+    halved = demo.replace(
+        "concurrency: 32, max_concurrency: 32", "concurrency: 4, max_concurrency: 4"
+    )
+    assert run(tmp_path, demo, flood, "--json").exit_code == 3  # two tenants sent nothing
+    result = run(tmp_path, halved, flood)
+    assert result.exit_code == 1
+    assert "demo-guaranteed breaks" in words_of(result)
