@@ -140,7 +140,7 @@ class Ticket:
 
 
 class KvCounts:
-    """Transfers of an engine that did not go as they should, and the seconds of those that did."""
+    """Transfers of an engine that did not go as they should."""
 
     def __init__(self) -> None:
         self.expired = 0

@@ -347,5 +347,5 @@ async def _post(host: str, port: int, path: str, fields: Body) -> Body:
         writer.close()
     if head.split(b" ", 2)[1] != b"200":
         raise ValueError(f"{host}:{port} has no KV")
-    found: Body = orjson.loads(answer)
-    return found
+    reply: Body = orjson.loads(answer)
+    return reply

@@ -51,6 +51,7 @@ class Flight:
         "planned",
         "pools",
         "prefill",
+        "prefilled_s",
         "prompt_tokens",
         "scheduler",
         "tenant",
@@ -84,6 +85,8 @@ class Flight:
         """The pool whose engine it is bound to, or waits for: the lease's, or its prefill pool."""
         self.prefill = False
         """Whether its next engine computes its prompt for another one."""
+        self.prefilled_s = 0.0
+        """When another engine had computed its prompt."""
         self.kv_at: tuple[int, int] | None = None
         """Pool and worker that hold its prompt's KV for the engine that decodes."""
         self.kv_s = inf
@@ -154,6 +157,7 @@ class Intake:
             estimate.cap_tokens,
             flight.held.cost_tokens,
             tenant=tenant.tenant,
+            slo_s=tenant.slo_ms / 1000,
         )
 
     def uncompress(self, flight: Flight, now_s: float) -> None:

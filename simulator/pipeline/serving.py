@@ -118,6 +118,9 @@ class Serving:
                 self.intake.uncompress(flight, now_s)
             job = self.intake.job_of(flight, now_s)
             job.excluded = excluded
+            if flight.prefill:
+                prior_s = 1 / self.gateway.kv_tokens_per_s
+                job.after_s = self.pools[pool].transfer.predict(job.prompt_tokens, prior_s)
             ready = scheduler.submit(job, now_s)
             if job.state == "nowhere":
                 continue
@@ -255,6 +258,11 @@ class Serving:
             if not flight.prefill:
                 self.columns.first_s[index] = at_s
                 flight.answered = True
+                if flight.kv_at is not None:
+                    sent_s = self.columns.sent_s[index]
+                    transfer = self.pools[flight.held.pool].transfer
+                    tokens = flight.estimate.input_tokens_total
+                    transfer.learn(sent_s - flight.prefilled_s, at_s - sent_s, tokens)
                 self._drop_kv(flight, at_s)
             if job is not None and scheduler is not None:
                 self.send_all(scheduler.first_token(job, at_s, emission.cached_tokens), at_s)
@@ -270,6 +278,7 @@ class Serving:
 
     def _prefilled(self, flight: Flight, at_s: float) -> None:
         """A prompt is computed, and held where it was: bind the request to decode."""
+        flight.prefilled_s = at_s
         flight.kv_at, flight.kv_s = flight.where, at_s + KV_LEASE_S
         self._set_timer(flight.kv_s, "kv", flight)
         self._off_worker(flight)

@@ -59,6 +59,9 @@ def test_the_first_token_waits_for_the_transfer() -> None:
         served = in_phases(link=link)
         sent = requests(served, 2.0, count=300)
         ttft_s[link] = run(served, sent).fleet.ttft_s
+        # As the gateway learns it: with the first iteration of decode.
+        learned_s = served.served.fleet.pools[0].transfer.predict(1000, 0.0)
+        assert learned_s == pytest.approx(1000 * 131072 / float(link), rel=0.2, abs=0.05)
     more_s = sent.traffic.prompt_tokens * 131072 * (1 / 1e8 - 1 / 20e9)
     assert np.nanmedian(ttft_s["1e8"] - ttft_s["20e9"] - more_s) == pytest.approx(0, abs=0.02)
 
