@@ -181,14 +181,16 @@ class Quoter:
         if not any(fleet.available(p, now_s) or fleet.last_resort(p, refused=True) for p in pools):
             lacking = no_worker(served, facts.adapter)
             return self._refused(asked, lacking, lacking.retry_after_s)
-        pool = served.fleet.pools[said.pool]
+        pool, phases = served.fleet.pools[said.pool], served.fleet.phases.get(said.pool)
+        first = said.pool if phases is None else phases.prefill  # where it is bound first
+        binds = served.fleet.pools[first]
         job = _job(asked, said, now_s)
-        job.match = prefix.match(said.pool) if prefix.points else ()
-        forecast = Forecast(*pool.scheduler.forecast(job, now_s))
-        quoted = pool.outlook.expect(Sample(job.priority_class, forecast))
-        wait, first = (Quantiles(p50=p50, p95=p95) for p50, p95 in quoted)
+        job.match = prefix.match(first) if prefix.points else ()
+        forecast = Forecast(*binds.scheduler.forecast(job, now_s))
+        quoted = binds.outlook.expect(Sample(job.priority_class, forecast))
+        wait, ttft = (Quantiles(p50=p50, p95=p95) for p50, p95 in quoted)
         return self._of(
-            asked, admitted=True, pool=pool.name, spilled=said.spilled, wait_s=wait, ttft_s=first
+            asked, admitted=True, pool=pool.name, spilled=said.spilled, wait_s=wait, ttft_s=ttft
         )
 
     def _refused(self, asked: Asked, refusal: Refusal, wait_s: float | None) -> Quote:
