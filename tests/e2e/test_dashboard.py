@@ -17,6 +17,10 @@ import httpx
 import pytest
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
+from sluice.children import Children
+from sluice.demo.config import KEYS as DEMO_KEYS
+from sluice.demo.config import PHASES_MODEL
+from sluice.demo.fleet import DemoFleet
 from tests.browser import Browser, installed, until
 
 VIEWER_KEY = "sk-test-viewer"
@@ -287,6 +291,55 @@ def test_the_story_of_a_request_is_told_and_linked(fleet: Fleet, browser: Browse
     browser.driver.switch_to.active_element.send_keys("\ue00c")  # Escape
     assert browser.wait("!document.getElementById('story').open")
     assert browser.run("return location.hash") == ""
+
+
+@pytest.mark.parametrize("width", [360, 1920])
+def test_a_pool_in_phases_is_one_card_and_its_story_has_both_workers(
+    browser: Browser, axe: str, tmp_path: Path, width: int
+) -> None:
+    with Children() as children:
+        demo = DemoFleet(children, tmp_path, 0, 8.0)
+        demo.run(compare=False)
+        content = "The hall of this number makes parts for customers. " * 200
+        answer = httpx.post(
+            f"{demo.url}/v1/chat/completions",
+            json={"model": PHASES_MODEL, "messages": [{"role": "user", "content": content}]}
+            | {"max_tokens": 8, "stream": True},
+            headers={"authorization": f"Bearer {DEMO_KEYS['spot']}", "x-request-id": "phases-1"},
+            timeout=30,
+            trust_env=False,
+        )
+        prefill, decode = (
+            answer.headers[f"x-sluice-{name}"] for name in ("prefill-worker", "worker")
+        )
+        browser.show(f"{demo.url}/dashboard#request=phases-1", width=width)
+        browser.wait("document.querySelectorAll('.steps li').length > 6")
+        told = browser.run("return document.getElementById('story-body').innerText")
+        assert f"Worker {prefill} of pool apart/prefill computed the prompt in" in told
+        assert f"Worker {decode} of pool apart served it" in told
+        assert told.index("computed the prompt") < told.index("served it") < told.index("hand-over")
+        browser.run("document.getElementById('story-close').click()")
+        cards = browser.wait(
+            "[...document.querySelectorAll('#pool-cards article')].map((card) => card.innerText)"
+        )
+        assert len(cards) == 3
+        for part in (
+            "in phases",
+            "prefill Slots 1 of 1 ready",
+            "0 of 8",
+            "decode Slots",
+            "0 of 32",
+        ):
+            assert part in cards[2]
+        until(lambda: cells(browser, "decision-table"), "the decision")
+        (row,) = cells(browser, "decision-table")
+        assert width < 720 or row[6] == f"{prefill} → {decode}"
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        assert browser.axe(axe) == []
+        browser.driver.get("about:blank")  # it asks this gateway no more
+        browser.listen()
+        assert browser.problems == []
+        browser.hosts.clear()
 
 
 def test_it_is_used_with_the_keyboard_alone(fleet: Fleet, browser: Browser) -> None:
