@@ -83,6 +83,21 @@ def test_a_pipe_gets_every_row_and_column() -> None:
     assert "entitlements (50 of 100)" in text
 
 
+def test_a_pool_in_phases_has_a_row_for_each_and_names_it_at_80_columns() -> None:
+    found = figures(1)
+    found["shared"]["pools"] = [
+        {**POOL, "phase": "decode"},
+        {**POOL, "pool": "short/prefill", "phase": "prefill", "admission": None},
+    ]
+    out = Console(file=io.StringIO(), width=80, highlight=False)
+    with out.capture() as captured:
+        out.print(screen(found, 80, 24))
+    lines = captured.get().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("short (decode) "))
+    assert lines[at + 1].startswith("short/prefill ")
+    assert max(map(len, lines)) <= 80
+
+
 def test_what_is_wrong_stands_above_all_tables() -> None:
     lines = drawn(3, 80, 24)
     assert lines[1].startswith("The state store is away")
