@@ -20,6 +20,7 @@ from sluice.prove.verdict import (
     Kind,
     Tally,
     Verdict,
+    beside,
     changes,
     judge,
     overall,
@@ -27,9 +28,11 @@ from sluice.prove.verdict import (
 )
 from sluice.simulated.recorded import NothingTimedError, RecordedTraffic, read_recorded
 
-SEEDS: Final = 3
-MOST: Final = 400_000
+SEEDS: Final = 4
+MOST: Final = 250_000
 """Most requests of a run; a longer log is sampled."""
+GUESSED: Final = 0.05
+"""Share of the prompts in the compression window that may be longer or shorter than the log's."""
 LEFT_OUT: Final = 0.01
 """Share of the demand without lengths, times or tenant beyond which nothing can be told."""
 _LIMITS: Final = ("max_concurrency", "concurrency", "max_tokens_per_second", "tokens_per_second")
@@ -78,6 +81,9 @@ def prove_all(
     tallies = run_all([trial for _, trial in planned], progress)
     for (side, trial), tally in zip(planned, tallies, strict=True):
         runs[side].setdefault(trial.model, []).append(tally)
+    if len(runs) > 1:
+        for name, mine in runs[0].items():
+            runs[0][name] = [*map(beside, mine, runs[1].get(name, mine))]
     found = [
         list(_findings(config, recorded, engines, mine, untimed))
         for config, mine in zip(configs, runs, strict=True)
@@ -126,7 +132,7 @@ def _unmodelled(model: ModelConfig) -> str:
     """What of a model is not simulated, so that no figure of it would be true."""
     for name, pool in model.pools.items():
         if pool.prefill is not None:
-            return f"pool {name} is in phases, which are not simulated"
+            return f"pool {name} is in phases, which are not proved"
         if not pool.worker_count:
             return f"the engines of pool {name} are not listed in the file"
     return ""
@@ -156,7 +162,8 @@ def _findings(
                 counts = [run.entitlements[entitlement.name] for run in runs]
                 promise, limits = _promise(entitlement)
                 subject = judge(subject, promise, counts, limits=limits, pools=pools)
-            yield withheld(subject, doubts)
+            own = [f"it expires at {entitlement.expires_at}"] * bool(entitlement.expires_at)
+            yield withheld(subject, [*doubts, *own])
         for name in model.pools:
             subject = _cannot_tell("pool", name, unknown, model.name)
             if runs:
@@ -191,8 +198,11 @@ def _doubts(
                     f"the profile of {name} was measured on prompts up to {prompts:,} tokens and "
                     f"{most} sequences, not {longest:,} and {pool.max_num_seqs}"
                 )
-    if recorded.compressible is None and any(run.window for run in runs):
-        yield "compression is on, and the log does not say which share of prompts can be cut"
+    boundary_mode = model.boundary.mode or model.mode
+    if model.boundary.auto and boundary_mode == "enforce" and model.boundaries:
+        yield "its boundaries move by themselves (boundary.auto), simulated ones stay"
+    if sum(run.guessed for run in runs) > GUESSED * sum(run.window for run in runs):
+        yield "compression is on, and the log does not say which share of such prompts can be cut"
     if recorded.left_out > LEFT_OUT * len(recorded.at_s):
         yield f"{recorded.left_out:,} requests of the log have no lengths or times"
 
@@ -235,6 +245,9 @@ def _unsimulated(config: Config) -> Iterator[Finding]:
     for name, key in keys.items():
         if key.requests_per_minute is not None or key.max_concurrency is not None:
             yield _cannot_tell("limit", name, "limits of keys are not simulated")
+    for tenant in config.tenants:
+        if tenant.suspended:
+            yield Finding(kind="tenant", name=tenant.name, verdict="breaks", reason="suspended")
     if config.auth.jwt:
         yield _cannot_tell("tokens", "auth.jwt", "who brings which token is not simulated")
 

@@ -141,6 +141,9 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
     outcome = run_pipeline(gateway, requests, seed=trial.seed, progress=progress)
     late = recorded.at_s >= min(0.2 * float(recorded.at_s[-1]), WARM_UP_S)
     reasons = np.array(outcome.reasons, dtype=object)
+    window, totals = outcome.fleet.compressed.copy(), recorded.prompts + recorded.answers
+    window[list(outcome.uncut)] = True
+    low, high = recorded.cut_tokens
     return Tally(
         entitlements={
             owner.name: _entitlement(
@@ -149,7 +152,8 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
             for i, owner in enumerate(gateway.entitlements or (OPEN,))
         },
         pools=_pools(sample, gateway, outcome, reasons, late),
-        window=len(outcome.uncut) + int(outcome.fleet.compressed.sum()),
+        window=int(window.sum()),
+        guessed=int((window & ((totals < low) | (totals > high))).sum()),
     )
 
 
@@ -182,27 +186,25 @@ def _entitlement(
     mine: NDArray[np.bool_],
 ) -> Counts:
     limited = mine & np.isin(reasons, list(OWN_LIMITS))
-    weights, whole = sample.weights, float(sample.weights[mine].sum())
-    unserved = float(weights[mine & (reasons != "")].sum()) / max(whole, 1.0)
+    weights, logged = sample.weights, sample.recorded.limited
+    before = 0.0 if logged is None else float(weights[mine & logged].sum())
+    unserved = float(weights[mine & (reasons != "")].sum()) / max(float(weights[mine].sum()), 1.0)
     if owner.service_class in BACKFILL:  # promised no capacity
         mine = mine & ((reasons == "") | limited | (reasons == REFUSED_LENGTH))
     fleet, served = outcome.fleet, mine & (reasons == "")
-    slow = np.zeros(len(mine), dtype=np.bool_)
-    if owner.slo_ms:
-        slow |= fleet.ttft_s > owner.slo_ms / 1000
+    slow = (fleet.ttft_s > owner.slo_ms / 1000) & (owner.slo_ms > 0)
     lost: dict[str, float] = {}
     for p, pool in enumerate(gateway.served.fleet.pools):
         _count(lost, LATE + pool.name, weights, served & slow & (fleet.pool == p))
     for reason in set(reasons[mine & (reasons != "") & ~limited].tolist()):
         words = _UNIT.get(reason, f"refused ({reason})")
         _count(lost, words, weights, mine & (reasons == reason))
-    before = sample.recorded.limited
     return Counts(
         requests=float(weights[mine].sum()),
         simulated=int(mine.sum()),
         lost=lost,
         limited=float(weights[limited].sum()),
-        limited_before=0.0 if before is None else float(weights[mine & before].sum()),
+        limited_before=before,
         unserved=unserved,
         ttft_p99_s=float(np.quantile(fleet.ttft_s[served], 0.99)) if served.any() else nan,
     )

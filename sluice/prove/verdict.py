@@ -14,7 +14,7 @@ import msgspec
 from simulator.fleet.statistics import Interval
 
 Verdict = Literal["holds", "breaks", "cannot tell"]
-Kind = Literal["entitlement", "pool", "budget", "limit", "model", "tokens"]
+Kind = Literal["entitlement", "pool", "budget", "limit", "model", "tenant", "tokens"]
 Direction = Literal["better", "worse", "different"]
 
 PROMISED: Final = 0.99
@@ -26,7 +26,7 @@ LATE: Final = "late in "
 CHANGE: Final = 0.1
 """Least relative change of a measure that is a difference."""
 _Z: Final = 1.959964
-_T: Final = {2: 12.706, 3: 4.303}
+_T: Final = {2: 12.706, 3: 4.303, 4: 3.182}
 """Two-sided 95 % quantiles of Student's t, by number of seeds."""
 
 
@@ -41,7 +41,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     limited: float = 0.0
     """Refused by an entitlement's own limits."""
     limited_before: float = 0.0
-    """Refused by its own limits when the log was written."""
+    """Refused by its own limits when the log was written, or by the configuration in force."""
+    doubt: float = LIMIT_DOUBT
+    """How wrong `limited_before` may be, relatively."""
     unserved: float = 0.0
     """Share of all its requests that are not served, promised or not."""
     ttft_p99_s: float = nan
@@ -60,6 +62,8 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     pools: Mapping[str, Counts]
     window: int
     """Requests in the compression window."""
+    guessed: int
+    """Those of lengths for which the log does not say whether they can be cut."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +131,7 @@ def judge(
             why = f"; {tightest} has {_slots(pools[tightest])}"
         why = f"; because {count:,.0f} were {cause}{why}"
     before = _over_seeds([run.limited_before for run in runs]).value
-    less = f" (less {before:,.0f} that its limits refused in the log)" if before >= 1 else ""
+    less = f" (less {before:,.0f} that its limits refuse already)" if before >= 1 else ""
     measures = {
         "first token P99, s": _over_seeds([run.ttft_p99_s for run in runs]),
         "share not served": _over_seeds([run.unserved for run in runs]),
@@ -142,6 +146,19 @@ def judge(
         kept=kept,
         measures={name: each for name, each in measures.items() if not isnan(each.value)},
     )
+
+
+def beside(new: Tally, old: Tally) -> Tally:
+    """A run in which refusals by own limits count beyond those of the configuration in force."""
+    counts = {
+        name: msgspec.structs.replace(
+            mine, limited_before=old.entitlements[name].limited, doubt=0.0
+        )
+        if name in old.entitlements
+        else mine
+        for name, mine in new.entitlements.items()
+    }
+    return msgspec.structs.replace(new, entitlements=counts)
 
 
 def withheld(finding: Finding, doubts: Sequence[str]) -> Finding:
@@ -203,10 +220,10 @@ def _kept(runs: Sequence[Counts]) -> Interval:
     How much they would refuse again is in doubt: clients of the log came back, here they do not.
     """
     bounds = []
-    for factor in (1.0, 1 - LIMIT_DOUBT, 1 + LIMIT_DOUBT):
+    for sign in (0, -1, 1):
         shares = []
         for run in runs:
-            excused = min(run.limited, run.limited_before * factor)
+            excused = min(run.limited, run.limited_before * (1 + sign * run.doubt))
             lost = sum(run.lost.values()) + run.limited - excused
             shares.append(1 - lost / max(run.requests - excused, 1.0))
         bounds.append(_interval(shares, min(run.simulated for run in runs)))

@@ -1,6 +1,6 @@
 """Read traces with arrival times, for `--arrivals recorded` and for replay."""
 
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 import msgspec
@@ -36,6 +36,8 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its entitlement's own limits refused it when it was recorded."""
     compressible: float | None = None
     """p_c: share of the prompts in a compression window that were cut; None if no record tells."""
+    cut_tokens: tuple[float, float] = (inf, -inf)
+    """Shortest and longest totals for which `compressible` is known."""
     left_out: int = 0
     """Requests without lengths or times."""
 
@@ -91,6 +93,7 @@ def read_recorded(
     categories = tuple(r.category for r in rows)
     entitlements = tuple(r.entitlement for r in rows)
     cut = [r.cut for r in rows if isfinite(r.cut)]
+    window = [r.prompt + r.answer for r in rows if isfinite(r.cut)]
     return RecordedTraffic(
         at_s=at_s - at_s[0],
         prompts=_tokens([r.prompt for r in rows]),
@@ -102,6 +105,7 @@ def read_recorded(
         models=tuple(r.model for r in rows),
         limited=np.array([r.limited for r in rows]),
         compressible=sum(cut) / len(cut) if cut else None,
+        cut_tokens=(min(window, default=inf), max(window, default=-inf)),
         left_out=len(demand.requests) - len(timed),
     )
 

@@ -165,6 +165,15 @@ def test_an_entitlement_that_went_breaks_for_its_requests(tmp_path: Path) -> Non
     assert found["entitlement renamed"]["verdict"] == "cannot tell"
 
 
+def test_what_may_change_by_itself_or_end_is_not_known(tmp_path: Path) -> None:
+    expires = FILE.replace("target_ms: 300", 'target_ms: 300, expires_at: "2030-01-01T00:00:00Z"')
+    found = findings(run(tmp_path, expires, GOLD + DEEP, "--json"))
+    assert [one["verdict"] for one in found.values()].count("cannot tell") == 1
+    moves = run(tmp_path, FILE.replace("b_short: 2000", "b_short: 2000, auto: true"))
+    assert moves.exit_code == 3
+    assert "boundaries move by themselves" in words_of(moves)
+
+
 def without(key: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in each.items() if k != key} for each in GOLD + DEEP]
 
@@ -227,8 +236,12 @@ def test_refusals_of_the_log_are_demand_and_those_by_own_limits_are_excused(tmp_
     assert served["requests"] == pytest.approx(800, abs=20)
     limited = FILE.replace("concurrency: 8, max_concurrency: 8", "max_concurrency: 3")
     found = findings(run(tmp_path, limited, log, "--json"))["entitlement gold"]
-    assert "that its limits refused in the log" in found["reason"]
-    assert found["verdict"] != "breaks"
+    assert "that its limits refuse already" in found["reason"]
+    assert found["verdict"] == "cannot tell"
+    in_force = tmp_path / "in-force.yaml"
+    in_force.write_text(limited, "utf-8")
+    beside = run(tmp_path, limited, log, "--against", str(in_force), "--json")
+    assert findings(beside)["entitlement gold"]["verdict"] == "holds"
 
 
 def test_the_demo_with_half_an_entitlement_breaks_for_that_tenant(tmp_path: Path) -> None:
