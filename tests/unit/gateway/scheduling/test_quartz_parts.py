@@ -175,6 +175,11 @@ def test_a_tight_target_counts_as_an_earlier_arrival(
     assert first_of(jobs) is jobs[first]
 
 
+def test_what_comes_after_a_prefill_leaves_it_less_of_its_target() -> None:
+    jobs = [job_of(1000, 0.0, slo_s=12.0), job_of(1000, 3.0, slo_s=12.0, after_s=5.0)]
+    assert first_of(jobs) is jobs[1]
+
+
 @pytest.mark.parametrize(
     ("patience_s", "later_s", "first"), [(15.0, 14.0, 1), (15.0, 14.6, 0), (0.0, 0.1, 0)]
 )
