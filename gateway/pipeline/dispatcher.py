@@ -126,7 +126,7 @@ class Dispatcher:
         finally:
             attempts.over = attempts.tell = None  # it holds the request, which holds the attempts
             if phases:
-                self._phases.ended(attempts)
+                self._phases.give_back(attempts)
             if attempts.scheduler is not None:
                 self.binder.release(attempts)
 
@@ -135,13 +135,16 @@ class Dispatcher:
     ) -> Outcome | None:
         """After a failed attempt: what the client was told, or None where another one follows.
 
-        `sent`, `tried`: attempts so far, those that reached an engine and all.
+        `sent`, `tried`: attempts so far, of two phases at decode; those that reached an engine,
+        and all.
         """
         served, lease, facts = attempts.served, attempts.lease, attempts.facts
+        if (first := attempts.prefill) is not None:
+            sent, tried = sent + first.sent, tried + len(first.tried)
         larger = larger_pools(served.routing, lease.current.pool)
         step = next_step(
             fault,
-            sent=sent if attempts.prefill is None else sent + attempts.prefill.sent,
+            sent=sent,
             max_attempts=served.fleet.max_attempts,
             # What continues nobody's state is safe to send to a second engine.
             repeatable=facts.previous_response_id is None,

@@ -78,32 +78,24 @@ class Unheard:
         self._status, self._lines = 0, b""
         self._refusal: Refusal | None = None
 
-    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
-        """Nothing is streamed."""
+    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None: ...
 
-    async def write(self, data: bytes) -> None:
-        """As `start`."""
+    async def write(self, data: bytes) -> None: ...
 
     def write_now(self, data: bytes) -> bool:
-        """As `start`."""
         return True
 
-    async def drain(self) -> None:
-        """As `start`."""
+    async def drain(self) -> None: ...
 
-    async def finish(self) -> None:
-        """As `start`."""
+    async def finish(self) -> None: ...
+
+    async def break_off(self, refusal: Refusal) -> None: ...
 
     async def send(self, status: int, lines: Lines, body: bytes) -> None:
-        """Keep it."""
         self._status, self._lines, self.body = status, lines, body
 
     async def refuse(self, refusal: Refusal, lines: Lines) -> None:
-        """Keep it."""
         self._refusal, self._lines = refusal, lines
-
-    async def break_off(self, refusal: Refusal) -> None:
-        """As `start`."""
 
     async def pass_on(self, reply: ClientReply) -> None:
         """Tell the client what was kept."""
@@ -138,29 +130,29 @@ class PhaseRunner:
         """
         served, pool = attempts.served, attempts.lease.current.pool
         phases, phase = served.fleet.phases.get(pool), attempts.prefill
-        if phases is None and phase is None:
-            return None
         if phase is None:
+            if phases is None:
+                return None
             phase = attempts.prefill = PrefillPhase()
         if phase.pool != pool:
-            self._give_back(attempts, phase)
+            self.give_back(attempts)
             phase.begin(pool, phases)
             phase.skipped = "" if phases is None else _skips(attempts, phases)
         if phases is None or phases.kind == "sglang" or phase.skipped or phase.handover is not None:
             return None
         if not fleet.available(served.fleet.pools[pool], self._clock()):
             return None  # it may come to another pool
-        return await self._prefill(reply, attempts, phase, phases)
+        return await self._prefill(reply, attempts, phase)
 
     async def _prefill(
-        self, reply: ClientReply, attempts: Attempts, phase: PrefillPhase, phases: Phases
+        self, reply: ClientReply, attempts: Attempts, phase: PrefillPhase
     ) -> Outcome | Fault | None:
         """Ask one prefill engine after the other, within the request's attempts."""
-        while self._left(attempts, phase, phases):
+        while len(phase.tried) < attempts.served.fleet.max_attempts and self._left(attempts):
             asks = Handover(
                 engine_id=new_engine_id(attempts), members={_PARAMS: _ASKED}, prefills=True
             )
-            side, unheard = self._side(attempts, phase, phases, asks), Unheard()
+            side, unheard = _side(attempts, asks), Unheard()
             side.task = attempts.task
             try:
                 side.binding = await self._bind(side, phase.tried, None, None)
@@ -168,20 +160,17 @@ class PhaseRunner:
             except Unavailable:
                 break
             finally:
-                _join(attempts, phase, side)
+                _join(attempts, side)
             if isinstance(result, Outcome) and result.label != "error":
-                self._computed(attempts, phase, side, result)
-                place = handed_over(unheard.body)
-                if place:
+                self._computed(attempts, side, result)
+                if place := handed_over(unheard.body):
                     phase.handover = Handover(engine_id=asks.engine_id, members={_PARAMS: place})
                 else:
                     phase.skipped = "not_handed_over"
                 return None
-            ended = await self._failed(reply, attempts, phase, side, unheard, result)
+            ended = await _failed(reply, attempts, side, unheard, result)
             if isinstance(ended, Outcome) or attempts.guilty or ended.kind in _FINAL:
                 return ended
-            if phase.sent >= attempts.served.fleet.max_attempts:
-                break
         phase.skipped = "failed" if phase.tried else "no_prefill_worker"
         return None
 
@@ -189,10 +178,9 @@ class PhaseRunner:
         self, reply: ClientReply, attempts: Attempts, binding: Binding
     ) -> Outcome | Fault:
         """An attempt of the second phase, with what the first one came to."""
-        phase = require(attempts.prefill)
-        phases, sent_s = phase.phases, self._clock()
-        if phases is not None and phases.kind == "sglang" and not phase.skipped:
-            return await self._pair(reply, attempts, binding, phase, phases)
+        phase, sent_s = require(attempts.prefill), self._clock()
+        if phase.phases is not None and phase.phases.kind == "sglang" and not phase.skipped:
+            return await self._pair(reply, attempts, binding, phase)
         handover, phase.handover = phase.handover, None
         if handover is not None and sent_s > require(phase.answered_s) + HELD_S:
             handover, phase.skipped = None, "failed"
@@ -204,44 +192,39 @@ class PhaseRunner:
         if handover is None:
             return result
         if isinstance(result, Outcome):
-            _learn(attempts, phase, result, sent_s)
+            _learn(attempts, result, sent_s)
             return result
         phase.handover = handover
         if result.kind == "handover":
             phase.skipped = "failed"
         if result.kind != "connect":  # it may not have read what it was told of
-            self._give_back(attempts, phase)
+            self.give_back(attempts)
         return result
 
     async def _pair(
-        self,
-        reply: ClientReply,
-        attempts: Attempts,
-        binding: Binding,
-        phase: PrefillPhase,
-        phases: Phases,
+        self, reply: ClientReply, attempts: Attempts, binding: Binding, phase: PrefillPhase
     ) -> Outcome | Fault:
         """Both phases at once; the second one ends when the first fails."""
         served = attempts.served
-        if not self._left(attempts, phase, phases):
+        if not self._left(attempts):
             raise Unavailable(
                 f"No prefill engine of the model '{served.name}' is ready. Try again shortly.",
                 reason="no_worker_ready",
                 retry_after_s=2.0,
             )
-        side, unheard = self._side(attempts, phase, phases, None), Unheard()
+        side, unheard = _side(attempts, None), Unheard()
         try:
             side.binding = bound = await self._bind(side, phase.tried, None, None)
         finally:
-            _join(attempts, phase, side)
+            _join(attempts, side)
         address = served.fleet.pools[bound.pool].addresses[bound.worker]
-        attempts.handover = side.handover = Handover(
-            engine_id=new_engine_id(attempts), members=_room(address, phases.bootstrap_port)
-        )
+        room = _room(address, require(phase.phases).bootstrap_port)
+        both = Handover(engine_id=new_engine_id(attempts), members=room)
+        attempts.handover = side.handover = both
         phase.answered_s, sent_s, answered = None, self._clock(), False
         first = asyncio.ensure_future(self._attempt(unheard, side, bound))
         side.task = first
-        first.add_done_callback(partial(self._met, attempts, phase, side))
+        first.add_done_callback(partial(self._met, attempts, side))
         try:
             result = await self._attempt(reply, attempts, binding)
             answered = isinstance(result, Outcome) and result.completed
@@ -252,23 +235,19 @@ class PhaseRunner:
             else:
                 first.cancel()
                 await asyncio.wait([first])
-            _join(attempts, phase, side)
+            _join(attempts, side)
         if isinstance(result, Outcome):
-            _learn(attempts, phase, result, sent_s)
+            _learn(attempts, result, sent_s)
             return result
         if not first.cancelled() and phase.answered_s is None:
-            return await self._failed(reply, attempts, phase, side, unheard, first.result())
+            return await _failed(reply, attempts, side, unheard, first.result())
         if result.kind == "handover":  # either may be to blame
             phase.tried.append((bound.pool, bound.worker))
             result = replace(result, kind="server_error")
         return result
 
     def _met(
-        self,
-        attempts: Attempts,
-        phase: PrefillPhase,
-        side: Attempts,
-        first: "asyncio.Task[Outcome | Fault]",
+        self, attempts: Attempts, side: Attempts, first: "asyncio.Task[Outcome | Fault]"
     ) -> None:
         """The first of two phases at once has ended: without it, the second need not wait."""
         if first.cancelled():
@@ -276,87 +255,37 @@ class PhaseRunner:
         result = first.result()
         if isinstance(result, Outcome) and result.label != "error":
             attempts.handover = None  # it is done
-            self._computed(attempts, phase, side, result)
+            self._computed(attempts, side, result)
             return
         opened = attempts.relay is not None and attempts.relay.opened
         if attempts.task is not None and attempts.awaits and not (attempts.stopped or opened):
             attempts.stopped = Fault(kind="handover", message="its prefill failed")
             attempts.task.cancel()
 
-    def ended(self, attempts: Attempts) -> None:
-        """The request is over."""
-        if attempts.prefill is not None:
-            self._give_back(attempts, attempts.prefill)
-
-    # -- the first phase's attempts
-
-    def _left(self, attempts: Attempts, phase: PrefillPhase, phases: Phases) -> bool:
+    def _left(self, attempts: Attempts) -> bool:
         """Whether there is a prefill engine to ask: where decode can do it, only a sound one."""
-        pool, now_s = attempts.served.fleet.pools[phases.prefill], self._clock()
+        phase, now_s = require(attempts.prefill), self._clock()
+        phases = require(phase.phases)
+        pool = attempts.served.fleet.pools[phases.prefill]
         workers = fleet.available(pool, now_s)
-        if phases.kind == "sglang" or not workers:
-            return bool(workers)
         return any(
-            (phases.prefill, worker) not in phase.tried
-            and pool.engine_of[worker].ejected_until_s <= now_s
+            phases.kind == "sglang"
+            or (
+                (phases.prefill, worker) not in phase.tried
+                and pool.engine_of[worker].ejected_until_s <= now_s
+            )
             for worker in workers
         )
 
-    def _side(
-        self,
-        attempts: Attempts,
-        phase: PrefillPhase,
-        phases: Phases,
-        asks: Handover | None,
-    ) -> Attempts:
-        """The first phase as a request of its own, under the same lease."""
-        served, sending, facts = attempts.served, attempts.sending, attempts.facts
-        estimate = msgspec.structs.replace(sending.estimate, output_tokens=1, cap_tokens=1)
-        if asks is not None:
-            facts = msgspec.structs.replace(facts, stream=False)
-        asked = attempts.asked._replace(facts=facts)
-        side = Attempts(asked, attempts.lease, sending._replace(estimate=estimate))
-        side.pools, side.handover, side.done = (phases.prefill,), asks, attempts.done
-        side.queue_s, side.moved, side.blamed = attempts.queue_s, attempts.moved, attempts.blamed
-        prior = 0.0
-        if phases.bytes_per_second:
-            prior = served.admission.kv_bytes_per_token / phases.bytes_per_second
-        transfer = served.fleet.pools[phase.pool].transfer
-        side.after_s = transfer.predict(estimate.input_tokens_total, prior)
-        phase.sides.append(side)
-        return side
-
-    def _computed(
-        self, attempts: Attempts, phase: PrefillPhase, side: Attempts, result: Outcome
-    ) -> None:
+    def _computed(self, attempts: Attempts, side: Attempts, result: Outcome) -> None:
         """A prompt was computed."""
-        binding = require(side.binding)
+        phase, binding = require(attempts.prefill), require(side.binding)
         phase.answered_s, phase.usage = self._clock(), result.usage
         if side.entry is not None:
             pool = attempts.served.fleet.pools[binding.pool]
             side.entry.correct(pool, binding.worker, result.usage)
 
-    async def _failed(
-        self,
-        reply: ClientReply,
-        attempts: Attempts,
-        phase: PrefillPhase,
-        side: Attempts,
-        unheard: Unheard,
-        result: Outcome | Fault,
-    ) -> Outcome | Fault:
-        """A prompt was not computed: the client hears that it is its own mistake, or the fault."""
-        if isinstance(result, Outcome):
-            if attempts.over is not None:
-                await attempts.over(result)
-            await unheard.pass_on(reply)
-            return result
-        binding = require(side.binding)
-        phase.tried.append((binding.pool, binding.worker))
-        phase.sent += side.relay is not None and side.relay.sent
-        return replace(result, at_prefill=True)
-
-    # -- what is left behind
+    # What is left behind
 
     def _leave(self, task: "asyncio.Task[Any]", limit_s: float) -> None:
         """Have a task end on its own within a time."""
@@ -365,17 +294,18 @@ class PhaseRunner:
             task.add_done_callback(self._beside.discard)
             asyncio.get_running_loop().call_later(limit_s, task.cancel)
 
-    def _give_back(self, attempts: Attempts, phase: PrefillPhase) -> None:
-        """Have the prefill engine free a KV cache that nobody will fetch."""
-        handover, phase.handover = phase.handover, None
-        if handover is None or len(self._beside) >= _MOST_BESIDE:
+    def give_back(self, attempts: Attempts) -> None:
+        """Have the prefill engine free a KV cache that nobody will fetch, if there is one."""
+        phase, served = attempts.prefill, attempts.served
+        if phase is None or phase.handover is None:
             return
-        served, now_s = attempts.served, self._clock()
-        pool = served.fleet.pools[phase.pool]
-        workers = sorted(fleet.available(pool, now_s), key=pool.active.__getitem__)
-        addresses = [pool.addresses[worker] for worker in workers[:_RELEASES]]
-        work = self._release(addresses, served.name, handover.members[_PARAMS])
-        self._leave(asyncio.ensure_future(work), _RELEASE_S)
+        handover, phase.handover = phase.handover, None
+        if len(self._beside) < _MOST_BESIDE:
+            pool = served.fleet.pools[phase.pool]
+            workers = sorted(fleet.available(pool, self._clock()), key=pool.active.__getitem__)
+            addresses = [pool.addresses[worker] for worker in workers[:_RELEASES]]
+            work = self._release(addresses, served.name, handover.members[_PARAMS])
+            self._leave(asyncio.ensure_future(work), _RELEASE_S)
 
     async def _release(self, workers: list[WorkerAddress], model: str, place: bytes) -> None:
         """Ask decode engines in turn for one token of any prompt, as if it were handed over.
@@ -417,9 +347,30 @@ def _skips(attempts: Attempts, phases: Phases) -> str:
     return ""
 
 
-def _join(attempts: Attempts, phase: PrefillPhase, side: Attempts) -> None:
+def _side(attempts: Attempts, asks: Handover | None) -> Attempts:
+    """The first phase as a request of its own, under the same lease; `asks`: of vLLM."""
+    served, sending, facts = attempts.served, attempts.sending, attempts.facts
+    phase = require(attempts.prefill)
+    phases = require(phase.phases)
+    estimate = msgspec.structs.replace(sending.estimate, output_tokens=1, cap_tokens=1)
+    if asks is not None:
+        facts = msgspec.structs.replace(facts, stream=False)
+    asked = attempts.asked._replace(facts=facts)
+    side = Attempts(asked, attempts.lease, sending._replace(estimate=estimate))
+    side.pools, side.handover, side.done = (phases.prefill,), asks, attempts.done
+    side.queue_s, side.moved, side.blamed = attempts.queue_s, attempts.moved, attempts.blamed
+    prior = 0.0
+    if phases.bytes_per_second:
+        prior = served.admission.kv_bytes_per_token / phases.bytes_per_second
+    transfer = served.fleet.pools[phase.pool].transfer
+    side.after_s = transfer.predict(estimate.input_tokens_total, prior)
+    phase.sides.append(side)
+    return side
+
+
+def _join(attempts: Attempts, side: Attempts) -> None:
     """Note of the request what is known of its first phase. Idempotent."""
-    phase.wait_s += max(0.0, side.queue_s - attempts.queue_s)
+    require(attempts.prefill).wait_s += max(0.0, side.queue_s - attempts.queue_s)
     attempts.queue_s = max(attempts.queue_s, side.queue_s)
     attempts.moved = attempts.moved or side.moved
     attempts.guilty = attempts.guilty or side.guilty
@@ -428,13 +379,31 @@ def _join(attempts: Attempts, phase: PrefillPhase, side: Attempts) -> None:
         attempts.sent_s, attempts.waited_s = side.sent_s, side.waited_s
 
 
-def _learn(attempts: Attempts, phase: PrefillPhase, result: Outcome, sent_s: float) -> None:
+async def _failed(
+    reply: ClientReply,
+    attempts: Attempts,
+    side: Attempts,
+    unheard: Unheard,
+    result: Outcome | Fault,
+) -> Outcome | Fault:
+    """A prompt was not computed: the client hears that it is its own mistake, or the fault."""
+    if isinstance(result, Outcome):
+        if attempts.over is not None:
+            await attempts.over(result)
+        await unheard.pass_on(reply)
+        return result
+    phase, binding = require(attempts.prefill), require(side.binding)
+    phase.tried.append((binding.pool, binding.worker))
+    phase.sent += side.relay is not None and side.relay.sent
+    return replace(result, at_prefill=True)
+
+
+def _learn(attempts: Attempts, result: Outcome, sent_s: float) -> None:
     """Note how long the first token took, once the prompt was computed and decode was asked."""
-    first_s = None if attempts.relay is None else attempts.relay.first_s
+    phase, first_s = require(attempts.prefill), require(attempts.relay).first_s
     answered_s, tokens = phase.answered_s, attempts.sending.estimate.input_tokens_total
-    if not attempts.facts.stream or result.label == "error" or first_s is None:
-        return
-    if answered_s is not None:
+    streamed = attempts.facts.stream and result.label != "error"
+    if streamed and first_s is not None and answered_s is not None:
         phase.transfer_s = max(0.0, first_s - max(sent_s, answered_s))
         transfer = attempts.served.fleet.pools[phase.pool].transfer
         transfer.learn(max(0.0, sent_s - answered_s), phase.transfer_s, tokens)
