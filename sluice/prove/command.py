@@ -31,7 +31,8 @@ def prove(
     need_libraries()
     from planner.errors import PlanError
     from sluice.prove.proof import prove_all
-    from sluice.prove.report import markdown_of, proof_json, show
+    from sluice.prove.report import markdown_of, show
+    from sluice.simulated.fleet import plain
 
     files = [file for file in (config, against) if file is not None]
     for file in files:
@@ -42,7 +43,7 @@ def prove(
     except PlanError as error:
         refuse(error.problem, error.fix)
     if as_json:
-        typer.echo(json.dumps(proof_json(proof), indent=2))
+        typer.echo(json.dumps(plain(proof), indent=2))
     elif markdown:
         typer.echo(markdown_of(proof))
     else:

@@ -81,9 +81,11 @@ def prove_all(
     tallies = run_all([trial for _, trial in planned], progress)
     for (side, trial), tally in zip(planned, tallies, strict=True):
         runs[side].setdefault(trial.model, []).append(tally)
-    if len(runs) > 1:
-        for name, mine in runs[0].items():
-            runs[0][name] = [*map(beside, mine, runs[1].get(name, mine))]
+    if len(runs) > 1:  # refusals by own limits, beyond those of the configuration in force
+        runs = [
+            {name: [*map(beside, mine, runs[1].get(name, mine))] for name, mine in each.items()}
+            for each in runs
+        ]
     found = [
         list(_findings(config, recorded, engines, mine, untimed))
         for config, mine in zip(configs, runs, strict=True)
@@ -222,9 +224,12 @@ def _refused(config: Config, recorded: RecordedTraffic) -> Iterator[Finding]:
     models = {model.name for model in config.models}
     names = {entitlement.name for entitlement in config.entitlements}
     lost: Counter[tuple[Kind, str]] = Counter()
-    for name, count in Counter(recorded.models).items():
-        if _served(config, name) not in models:
-            lost["model", name or "(not in the log)"] += count
+    for name, count in Counter(_served(config, name) for name in recorded.models).items():
+        if not name:
+            reason = f"the log does not say which model {count:,} requests are for"
+            yield _cannot_tell("model", "any", reason)
+        elif name not in models:
+            lost["model", name] += count
     for name, count in Counter(recorded.entitlements).items():
         if names and name and name not in names:
             lost["entitlement", name] += count

@@ -1,13 +1,12 @@
-"""Show a proof: for people, as Markdown for a pull request, as JSON."""
+"""Show a proof: for people, or as Markdown for a pull request."""
 
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 
 from sluice.prove.proof import Proof
-from sluice.prove.verdict import Finding
-from sluice.simulated.fleet import plain
+from sluice.prove.verdict import Change, Finding
 
 _COLOURS: Final = {"breaks": "red", "cannot tell": "yellow", "holds": "green"}
 _COLOURS_OF_CHANGES: Final = {"better": "green", "worse": "red", "different": "yellow"}
@@ -17,10 +16,10 @@ def show(proof: Proof, console: Console) -> None:
     """One line for each subject, what changes, and the verdict."""
     for one in _ordered(proof):
         verdict = f"[{_COLOURS[one.verdict]}]{one.verdict}[/]"
-        console.print(f"{one.kind} [bold]{escape(one.name)}[/] {verdict}: {escape(one.reason)}")
+        console.print(f"[bold]{escape(_label(proof, one))}[/] {verdict}: {escape(one.reason)}")
     for change in proof.changes or ():
         direction = f"[{_COLOURS_OF_CHANGES[change.direction]}]{change.direction}[/]"
-        console.print(f"{direction}: {change.kind} {escape(change.name)}: {escape(change.words)}")
+        console.print(f"{direction}: {escape(_label(proof, change))}: {escape(change.words)}")
     if proof.changes == ():
         console.print("nothing changes for anybody")
     for note in proof.notes:
@@ -32,27 +31,28 @@ def markdown_of(proof: Proof) -> str:
     """The same as a comment of a pull request."""
     lines = [f"**sluice prove: {proof.verdict}**", "", "| | Verdict | Why |", "|---|---|---|"]
     lines += [
-        f"| {one.kind} {_cell(one.name)} | {one.verdict} | {_cell(one.reason)} |"
+        f"| {_cell(_label(proof, one))} | {one.verdict} | {_cell(one.reason)} |"
         for one in _ordered(proof)
     ]
     if proof.changes is not None:
         lines += ["", "Against the configuration in force:" if proof.changes else "No change."]
         lines += [
-            f"- **{c.direction}**: {c.kind} {_cell(c.name)}: {_cell(c.words)}"
+            f"- **{c.direction}**: {_cell(_label(proof, c))}: {_cell(c.words)}"
             for c in proof.changes
         ]
     lines += ["", *(f"- {note}" for note in proof.notes)] if proof.notes else []
     return "\n".join(lines)
 
 
-def proof_json(proof: Proof) -> Any:
-    """Everything."""
-    return plain(proof)
-
-
 def _ordered(proof: Proof) -> list[Finding]:
     """What breaks first."""
     return sorted(proof.findings, key=lambda one: list(_COLOURS).index(one.verdict))
+
+
+def _label(proof: Proof, subject: Finding | Change) -> str:
+    several = len({one.model for one in proof.findings if one.model}) > 1
+    of = f" of {subject.model}" if several and subject.kind == "pool" else ""
+    return f"{subject.kind} {subject.name}{of}"
 
 
 def _cell(text: str) -> str:

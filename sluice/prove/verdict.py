@@ -86,6 +86,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     name: str
+    model: str
     direction: Direction
     words: str
 
@@ -187,9 +188,13 @@ def changes(before: Sequence[Finding], after: Sequence[Finding]) -> Iterator[Cha
             directions = {direction for direction, _ in said}
             direction: Direction = "worse" if "worse" in directions else said[0][0]
             words = "; ".join(words for _, words in said)
-            yield Change(kind=new.kind, name=new.name, direction=direction, words=words)
+            yield Change(
+                kind=new.kind, name=new.name, model=new.model, direction=direction, words=words
+            )
     for was in old.values():
-        yield Change(kind=was.kind, name=was.name, direction="different", words="gone")
+        yield Change(
+            kind=was.kind, name=was.name, model=was.model, direction="different", words="gone"
+        )
 
 
 def _differences(was: Finding | None, new: Finding) -> Iterator[tuple[Direction, str]]:

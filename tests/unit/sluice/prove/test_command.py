@@ -178,7 +178,17 @@ def without(key: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in each.items() if k != key} for each in GOLD + DEEP]
 
 
+SECOND = """\
+  - name: other
+    pools: {all: {max_model_len: 4096, max_num_seqs: 4, workers: ["http://127.0.0.1:4"]}}
+entitlements:
+"""
 UNKNOWN = {
+    "which model 1,500 requests are for": (
+        FILE.replace("entitlements:\n", SECOND),
+        without("model"),
+        NODE,
+    ),
     "not whose requests": (FILE, without("entitlement"), NODE),
     "--profile": (FILE, GOLD + DEEP, None),
     "not verified": (FILE, GOLD + DEEP, msgspec.structs.replace(NODE, verified=False)),
