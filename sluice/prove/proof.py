@@ -211,8 +211,10 @@ def _doubts(
 
 def _promise(entitlement: EntitlementConfig) -> tuple[str, str]:
     """What it is promised, and its own limits, in words."""
-    slo_ms = entitlement.slo_target_ms
-    words = f"first token in {slo_ms / 1000:g} s" if slo_ms else "served"
+    first_ms, next_ms = entitlement.slo_target_ms, entitlement.slo_tpot_ms
+    words = f"first token in {first_ms / 1000:g} s" if first_ms else "served"
+    if next_ms:
+        words += f", further ones in {next_ms:g} ms each"
     if entitlement.service_class in BACKFILL:
         words += ", where others leave room,"
     given = ((name, getattr(entitlement, name)) for name in _LIMITS)

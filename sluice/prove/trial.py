@@ -193,6 +193,7 @@ def _entitlement(
         mine = mine & ((reasons == "") | limited | (reasons == REFUSED_LENGTH))
     fleet, served = outcome.fleet, mine & (reasons == "")
     slow = (fleet.ttft_s > owner.slo_ms / 1000) & (owner.slo_ms > 0)
+    slow |= (fleet.tpot_s > owner.slo_tpot_ms / 1000) & (owner.slo_tpot_ms > 0)
     lost: dict[str, float] = {}
     for p, pool in enumerate(gateway.served.fleet.pools):
         _count(lost, LATE + pool.name, weights, served & slow & (fleet.pool == p))

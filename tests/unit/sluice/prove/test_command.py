@@ -121,11 +121,14 @@ def test_a_change_is_seen_and_whom_it_hurts_is_named(change: str, tmp_path: Path
     assert changed != FILE
     if change == "pool removed":
         changed = changed.replace("    boundary: {b_short: 2000}\n", "")
-    if change == "class changed":  # short of slots, so that a class counts
-        changed = changed.replace("max_num_seqs: 4", "max_num_seqs: 2")
+    in_force, log = FILE, GOLD + DEEP
+    if change == "class changed":  # more than all slots are wanted, so that a class counts
+        rival = "  - {name: rival, tenant: c, model: m, max_concurrency: 8}\n"
+        in_force, changed = in_force + rival, changed + rival
+        log = log + requests(12, (50, 800), entitlement="rival", model="m")
     old = tmp_path / "old.yaml"
-    old.write_text(FILE, "utf-8")
-    result = run(tmp_path, changed, GOLD + DEEP, "--against", str(old), "--json")
+    old.write_text(in_force, "utf-8")
+    result = run(tmp_path, changed, log, "--against", str(old), "--json")
     assert result.exit_code in ({1} if verdict else {0, 1, 3}), result.output
     proof = json.loads(result.stdout)
     (seen,) = (one for one in proof["changes"] if one["name"] == name)
@@ -140,6 +143,8 @@ def test_the_reason_is_in_words(tmp_path: Path) -> None:
     few = words_of(run(tmp_path, FILE.replace("max_num_seqs: 4", "max_num_seqs: 1")))
     assert "gold breaks: first token in 0.3 s for" in few
     assert "were refused (priority); short has 2 slots for" in few
+    slow = words_of(run(tmp_path, FILE.replace("ms: 300", "ms: 300, slo_tpot_ms: 9")))
+    assert "gold breaks: first token in 0.3 s, further ones in 9 ms each for 0.0 %" in slow
     refused = run(
         tmp_path, FILE.replace("concurrency: 8, max_concurrency: 8", "max_concurrency: 4")
     )
