@@ -84,7 +84,11 @@ class Dispatcher:
         self._suspects = Suspects()
         self.binder = Binder(clock)
         self._phases = PhaseRunner(
-            attempt=self._attempt, bind=self._bind, upstream=upstream, clock=clock
+            attempt=self._attempt,
+            bind=self._bind,
+            unbind=self.binder.release,
+            upstream=upstream,
+            clock=clock,
         )
 
     async def run(self, reply: ClientReply, attempts: Attempts) -> Outcome:
@@ -126,7 +130,7 @@ class Dispatcher:
         finally:
             attempts.over = attempts.tell = None  # it holds the request, which holds the attempts
             if phases:
-                self._phases.give_back(attempts)
+                self._phases.ended(attempts)
             if attempts.scheduler is not None:
                 self.binder.release(attempts)
 
@@ -332,7 +336,8 @@ class Dispatcher:
         pool, worker = served.fleet.pools[binding.pool], binding.worker
         tenant, body = attempts.principal.tenant, attempts.incoming.body
         if isinstance(answer, Outcome) and answer.label == "ok":
-            if (tenant, len(body)) in self._suspects.sizes:
+            # A prompt that was computed may still be what ends the engines that answer it.
+            if not attempts.pools and (tenant, len(body)) in self._suspects.sizes:
                 self._suspects.served(tenant, body)
             fleet.succeeded(pool, worker)
             return

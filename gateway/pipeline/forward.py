@@ -161,7 +161,7 @@ class Relay:
     @property
     def opened(self) -> bool:
         """Whether the client was sent any part of the answer: no other engine can give it."""
-        return self._meter is not None and self._meter.opened
+        return self.first_s is not None if self._meter is None else self._meter.opened
 
     def emitted(self) -> int:
         """About the tokens of a stream that were relayed so far."""
@@ -291,6 +291,12 @@ class Relay:
         if self.on_first is not None:
             self.on_first(self.first_s)
 
+    def _note_whole(self, *, answered: bool) -> None:
+        """All of it came; who waits for a first token of it asked for no more than that."""
+        self.first_s = self._clock()
+        if self.on_first is not None and answered and not self._facts.stream:
+            self.on_first(self.first_s)
+
     async def _break_off(self, failure: UpstreamFailure, meter: StreamMeter) -> Outcome:
         self._last_s = self._clock()
         slow = failure.kind == "timeout"
@@ -330,7 +336,7 @@ class Relay:
             fault = fault or _fault_of(status, kind, body, response.headers)
             if fault is not None:
                 return fault
-        self.first_s = self._clock()
+        self._note_whole(answered=status < 400)
         self._timer.begin()
         anthropic = self._endpoint.dialect is Dialect.ANTHROPIC
         if status < 400:

@@ -37,7 +37,7 @@ from gateway.pipeline.request_progress import Attempts, PrefillPhase, require
 from gateway.ports import ClientReply, Lines, Upstream, UpstreamCall
 from gateway.records.attempt import Binding, Handover, Outcome, PhaseTimeouts, WorkerAddress
 from gateway.records.request import BodyFacts
-from gateway.routing.overflow import engine_message
+from gateway.routing.overflow import engine_message, in_band_error, in_band_status
 from gateway.routing.retry import Fault
 
 PREFILLED_BYTES: Final = 8 * 1024 * 1024
@@ -74,13 +74,14 @@ class Unheard:
     started = False
 
     def __init__(self) -> None:
-        self.body = b""
+        self.body = self._begins = b""
         self._status, self._lines = 0, b""
         self._refusal: Refusal | None = None
 
     async def start(self, status: int, lines: Lines, *, events: bool = True) -> None: ...
 
-    async def write(self, data: bytes) -> None: ...
+    async def write(self, data: bytes) -> None:
+        self._begins = self._begins or data  # it may be an error of the client's own
 
     def write_now(self, data: bytes) -> bool:
         return True
@@ -100,9 +101,12 @@ class Unheard:
     async def pass_on(self, reply: ClientReply) -> None:
         """Tell the client what was kept."""
         refusal = self._refusal
-        if refusal is None and reply.started:  # the client was told of its wait
-            message = engine_message(self.body) or f"The engine refused with {self._status}."
-            refusal = EngineRefusal(self._status, message)
+        if refusal is None and (reply.started or not self._status):
+            # The client was told of its wait, or the engine told this in a stream.
+            body = self.body or in_band_error(self._begins)
+            status = self._status or in_band_status(body)
+            message = engine_message(body) or f"The engine refused with {status}."
+            refusal = EngineRefusal(status, message)
         if refusal is not None:
             await reply.refuse(refusal, self._lines)
         else:
@@ -113,11 +117,18 @@ class PhaseRunner:
     """Runs the first phase, and what binds it to the second. One serves every request."""
 
     def __init__(
-        self, *, attempt: Attempting, bind: Binds, upstream: Upstream, clock: Callable[[], float]
+        self,
+        *,
+        attempt: Attempting,
+        bind: Binds,
+        unbind: Callable[[Attempts], None],
+        upstream: Upstream,
+        clock: Callable[[], float],
     ) -> None:
-        """`attempt`, `bind`: the dispatcher's, for either phase."""
+        """`attempt`, `bind`, `unbind`: the dispatcher's, for either phase."""
         self._attempt = attempt
         self._bind = bind
+        self._unbind = unbind
         self._upstream = upstream
         self._clock = clock
         self._beside: set[asyncio.Task[Any]] = set()
@@ -184,9 +195,15 @@ class PhaseRunner:
         handover, phase.handover = phase.handover, None
         if handover is not None and sent_s > require(phase.answered_s) + HELD_S:
             handover, phase.skipped = None, "failed"
+        if handover is None and phase.phases is not None and not phase.skipped:
+            phase.skipped = "no_decode_worker"  # there was none to compute it for
         attempts.handover = handover
         try:
             result = await self._attempt(reply, attempts, binding)
+        except asyncio.CancelledError:
+            if not require(attempts.relay).opened:
+                phase.handover = handover  # perhaps no engine has heard of it
+            raise
         finally:
             attempts.handover = None
         if handover is None:
@@ -280,12 +297,21 @@ class PhaseRunner:
     def _computed(self, attempts: Attempts, side: Attempts, result: Outcome) -> None:
         """A prompt was computed."""
         phase, binding = require(attempts.prefill), require(side.binding)
+        side.relay = None  # it holds the prompt
         phase.answered_s, phase.usage = self._clock(), result.usage
         if side.entry is not None:
             pool = attempts.served.fleet.pools[binding.pool]
             side.entry.correct(pool, binding.worker, result.usage)
 
     # What is left behind
+
+    def ended(self, attempts: Attempts) -> None:
+        """The request is over: nobody waits for a prefill worker, or will fetch a KV cache."""
+        for side in () if attempts.prefill is None else attempts.prefill.sides:
+            side.tell = None
+            if not side.awaits:
+                self._unbind(side)
+        self.give_back(attempts)
 
     def _leave(self, task: "asyncio.Task[Any]", limit_s: float) -> None:
         """Have a task end on its own within a time."""
@@ -364,6 +390,7 @@ def _side(attempts: Attempts, asks: Handover | None) -> Attempts:
         prior = served.admission.kv_bytes_per_token / phases.bytes_per_second
     transfer = served.fleet.pools[phase.pool].transfer
     side.after_s = transfer.predict(estimate.input_tokens_total, prior)
+    side.tell = attempts.tell
     phase.sides.append(side)
     return side
 
@@ -436,8 +463,9 @@ def in_phase(
     if not handover.prefills:
         return remove
     insert["stream"] = b"false"
-    for name in [name for name in _LIMITS if name in facts.members] or _LIMITS[:1]:
-        insert[name] = b"1"
+    for name in _LIMITS:  # completions know the first one only
+        if name == _LIMITS[0] or name in facts.members:
+            insert[name] = b"1"
     return (*remove, *_OF_ANSWERS)
 
 

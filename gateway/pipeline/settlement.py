@@ -567,7 +567,9 @@ def _count_times(metrics: Metrics, record: DecisionRecord) -> None:
         if record.stream and record.entitlement is not None:
             metrics.tenant_ttft.observe(timing.ttft_s, model, record.entitlement)
     if (first := record.prefill).pool is not None:
-        metrics.prefills.add(first.pool, first.skipped or "ok")
+        ran = first.duration_ms is not None or record.outcome == "ok"
+        if first.skipped or ran:
+            metrics.prefills.add(first.pool, first.skipped or "ok")
         if first.duration_ms is not None:
             metrics.prefill.observe(first.duration_ms / 1000, first.pool)
         if first.transfer_s is not None:

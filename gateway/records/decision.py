@@ -147,8 +147,9 @@ class PrefillSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     candidates: tuple[tuple[str, float], ...] = ()
     """(worker id, score) of each that was compared for it."""
     skipped: str | None = None
-    """Why decode computed the prompt: short, endpoint, sequences, prompt_logprobs,
-    no_prefill_worker, not_handed_over (prefill answered without the KV cache's place), failed."""
+    """Why decode computed the prompt: short, endpoint, sequences, no_prefill_worker,
+    no_decode_worker (none to compute it for), not_handed_over (prefill answered without the KV
+    cache's place), failed."""
     wait_ms: float = 0.0
     """In the gateway, for a prefill worker."""
     duration_ms: float | None = None

@@ -118,6 +118,7 @@ SKIPS: Final = {
     "endpoint": "requests of its endpoint are not handed over",
     "sequences": "the request has more than one sequence",
     "no_prefill_worker": "no prefill worker could take it",
+    "no_decode_worker": "no decode worker was there to compute it for",
     "not_handed_over": "the prefill worker kept nothing for it",
     "failed": "the prefill or the hand-over failed",
 }
