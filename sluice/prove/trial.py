@@ -108,7 +108,7 @@ def sampled(recorded: RecordedTraffic, most: int) -> Sample:
     piece = (recorded.at_s // PIECE_S).astype(np.int64)
     sizes = np.bincount(piece)
     order = np.argsort(-sizes, kind="stable")
-    busiest = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), most / 2)))]
+    busiest = order[: max(1, int(np.searchsorted(np.cumsum(sizes[order]), most / 2, "right")))]
     rest = np.setdiff1d(np.arange(len(sizes)), busiest)
     stride = max(1, -(-2 * int(sizes[rest].sum()) // most))
     others = rest[stride // 2 :: stride]

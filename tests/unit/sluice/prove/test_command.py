@@ -232,6 +232,20 @@ def test_what_is_not_known_is_not_guessed(reason: str, tmp_path: Path) -> None:
     assert "breaks" not in result.stdout
 
 
+def test_what_a_log_says_of_cut_prompts_counts_for_their_lengths_alone(tmp_path: Path) -> None:
+    cut = [
+        each | {"prompt_tokens": int(0.7 * each["prompt_tokens"]), "kept_share": 0.7}
+        for each in requests(4, (2000, 2900), entitlement="deep", model="m")
+    ]
+    there = FILE.replace(
+        "b_short: 2000}", "b_short: 2000}\n    compression: {enabled: true, only_when_busy: false}"
+    )
+    known = run(tmp_path, there, GOLD + cut, "--json")
+    assert findings(known)["entitlement deep"]["verdict"] == "holds"
+    moved = run(tmp_path, there.replace("b_short: 2000", "b_short: 600"), GOLD + cut, "--json")
+    assert "share of such prompts can be cut" in findings(moved)["entitlement deep"]["reason"]
+
+
 def test_bad_input_exits_2_and_says_what_to_do(tmp_path: Path) -> None:
     result = run(tmp_path, FILE, GOLD, "--rate", "fast")
     assert result.exit_code == 2
