@@ -121,7 +121,10 @@ class Dispatcher:
                 if isinstance(result, Outcome):
                     return _remembered(attempts, result)
                 last = result
-                if not result.at_prefill:
+                if result.kind == "handover":
+                    # Whether the hand-over failed or this engine: it is asked once more, without.
+                    preferred = binding.pool, binding.worker
+                elif not result.at_prefill:
                     tried.append((binding.pool, binding.worker))
                     sent += attempts.relay is not None and attempts.relay.sent
                 given_up = await self._go_on(reply, attempts, result, sent, len(tried))

@@ -132,3 +132,17 @@ async def test_a_prefill_that_was_not_awaited_counts_as_none() -> None:
     await asyncio.sleep(0)
     assert bench.record.outcome == "disconnected"
     assert not bench.metrics.prefills.values
+
+
+async def test_a_decode_engine_that_fails_without_a_hand_over_too_is_to_blame() -> None:
+    engines = Engines(["ok", "500", "500", "ok"])
+    bench = PipelineBench(served=in_phases("vllm"), upstream=engines)
+    await bench.serve()
+    await asyncio.sleep(0)
+    results = [attempt.result for attempt in bench.record.attempts]
+    assert results == ["ok", "handover", "server_error", "ok"]
+    _, first, again, other = [attempt.worker for attempt in bench.record.attempts]
+    assert first == again != other
+    (broken,) = [e for e in bench.served.fleet.pools[0].engines if e.failures]
+    assert bench.served.fleet.pools[0].workers[broken.ranks[0]] == first
+    nothing_is_left(bench, engines)
