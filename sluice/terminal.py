@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -14,6 +14,9 @@ from rich.table import Table
 
 from gateway.settings.source import install
 from sluice.plain_output import PlainOutput, plain_lines
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _PIPE_WIDTH: Final = 10_000
 """Width when the output is no terminal: lines are never broken there."""
@@ -51,6 +54,14 @@ def console(*, stderr: bool = False) -> PlainConsole:
     """A console as wide as the terminal; without a limit in a pipe or a file."""
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return PlainConsole(stderr=stderr, width=None if terminal else _PIPE_WIDTH)
+
+
+def progress_bar() -> "Progress":
+    """A bar with the time left, on stderr, that vanishes at the end; none without a terminal."""
+    from rich.progress import Progress
+
+    shown = PlainConsole(stderr=True)
+    return Progress(console=shown, transient=True, disable=not shown.is_terminal)
 
 
 def table(*columns: str, right: frozenset[str] = frozenset()) -> Table:

@@ -1,14 +1,15 @@
 """`sluice prove`: will a configuration hold for each tenant, at yesterday's demand?"""
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
 
 from sluice.config_file import load_or_exit
 from sluice.plan.command import need_libraries
-from sluice.terminal import JsonOption, PlainConsole, console, refuse
+from sluice.terminal import JsonOption, console, progress_bar, refuse
 
 EXIT_CODES = {"holds": 0, "breaks": 1, "cannot tell": 3}
 
@@ -38,8 +39,10 @@ def prove(
     for file in files:
         load_or_exit(file, as_json=as_json)
     try:
-        with _Bar() as bar:
-            proof = prove_all(files, log, rate=rate, profile=profile, progress=bar)
+        with progress_bar() as bar:
+            task = bar.add_task("reading the log", total=None)
+            show_done = partial(bar.update, task, description="proving")
+            proof = prove_all(files, log, rate=rate, profile=profile, progress=show_done)
     except PlanError as error:
         refuse(error.problem, error.fix)
     if as_json:
@@ -49,27 +52,3 @@ def prove(
     else:
         show(proof, console())
     raise typer.Exit(EXIT_CODES[proof.verdict])
-
-
-class _Bar:
-    """A progress bar with the time left, on stderr; none without a terminal."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = PlainConsole(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        off = not console.is_terminal
-        self._progress = Progress(*columns, console=console, transient=True, disable=off)
-        self._task = self._progress.add_task("reading the log", total=None)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show so many of the requests of all runs."""
-        self._progress.update(self._task, description="proving", completed=done, total=total)

@@ -22,12 +22,10 @@ from sluice.plan.command import (
     need_libraries,
     need_plots,
 )
-from sluice.terminal import JsonOption, PlainConsole, refuse
+from sluice.terminal import JsonOption, PlainConsole, progress_bar, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rich.progress import Progress
 
     from simulator.fleet.outcome import FleetOutcome
     from simulator.pipeline.tenants import TenantSummary
@@ -163,7 +161,7 @@ def _run(
 
     console = PlainConsole(stderr=as_json)
     started_s = time.perf_counter()
-    with _progress() as progress:
+    with progress_bar() as progress:
         bar = progress.add_task("simulating", total=len(ready.traffic))
         outcome, found = _outcome(
             ready, seed, slo_s=ttft_s, arrived=lambda n: progress.update(bar, completed=n)
@@ -206,11 +204,3 @@ def _outcome(
         ready.gateway, ready.requests, seed=seed, failures=ready.failures, progress=arrived
     )
     return served.fleet, tenants(ready.gateway, served, slo_s)
-
-
-def _progress() -> "Progress":
-    """A progress bar on stderr that vanishes at the end; none without a terminal."""
-    from rich.progress import Progress
-
-    console = PlainConsole(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal)
