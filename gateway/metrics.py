@@ -177,6 +177,9 @@ class Metrics:
             ("pool",),
         )
         self.ejections = Counter("sluice_ejections", "Workers ejected.", ("pool", "worker"))
+        self.kv_events = Counter(
+            "sluice_kv_events", "Events that engines sent of their caches.", ("pool", "kind")
+        )
         self.compressions = Counter(
             "sluice_compressions",
             "Prompts in the compression window: compressed, or why not.",

@@ -18,16 +18,16 @@ from simulator.mock_server.api.config import KvTransferKind, OverflowWording
 class _MockServer(uvicorn.Server):
     """Prints its address once it listens; on SIGTERM it stops at once without draining."""
 
-    def __init__(self, config: uvicorn.Config, model: str) -> None:
+    def __init__(self, config: uvicorn.Config, app: MockApp) -> None:
         super().__init__(config)
-        self._model = model
+        self._app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for server in self.servers:
             for listener in server.sockets:
                 host, port = listener.getsockname()[:2]
-                typer.echo(f"MOCK READY http://{host}:{port} {self._model}")
+                typer.echo(f"MOCK READY http://{host}:{port} {self._app.config.model}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port, drop all connections, and let their tasks end."""
@@ -37,12 +37,14 @@ class _MockServer(uvicorn.Server):
             if connection.transport is not None:
                 connection.transport.abort()
         await asyncio.sleep(0.02)
+        self._app.close()
 
 
 def make_server(config: MockConfig, *, host: str, port: int) -> uvicorn.Server:
     """A server for one mock engine; SIGTERM drops its streams and ends it at once."""
+    app = MockApp(config)
     options = uvicorn.Config(
-        MockApp(config),
+        app,
         host=host,
         port=port,
         loop="auto",
@@ -54,7 +56,7 @@ def make_server(config: MockConfig, *, host: str, port: int) -> uvicorn.Server:
         backlog=4096,
         timeout_keep_alive=75,
     )
-    return _MockServer(options, config.model)
+    return _MockServer(options, app)
 
 
 def _profile(
@@ -149,6 +151,9 @@ def mock(
     kv_tokens_per_second: Annotated[
         float, typer.Option(min=1, help="How fast KV is sent, prompt tokens.")
     ] = 150_000.0,
+    kv_events: Annotated[
+        str | None, typer.Option(help="Where it says what it caches and evicts: tcp://*:5557.")
+    ] = None,
     kv_hold_seconds: Annotated[
         float, typer.Option(min=0.001, help="How long KV is held, and partners are waited for.")
     ] = 30.0,
@@ -179,6 +184,7 @@ def mock(
         kv_transfer=kv_transfer,
         kv_tokens_per_s=kv_tokens_per_second,
         kv_hold_s=kv_hold_seconds,
+        kv_events=kv_events,
         faults=_faults(fail),
     )
     try:

@@ -292,6 +292,11 @@ _BY_POOL: Final[_Gauges] = (
 _BY_WORKER: Final[_Gauges] = (
     ("worker_up", "1 when in the rotation.", lambda _pool, _i, sound: float(sound)),
     ("worker_inflight", "Sequences at a worker.", lambda pool, i, _: pool.active[i]),
+    (
+        "worker_kv_event_timestamp_seconds",
+        "When its engine last sent an event of its cache, in Unix seconds.",
+        lambda pool, i, _: pool.notices[i].heard_unix_s if i in pool.notices else None,
+    ),
 )
 _BY_TOKEN_POOL: Final[_Gauges] = (
     ("pool_slots", "Sequences its ready workers run at once.", lambda pool: pool.slots),

@@ -18,6 +18,7 @@ from gateway.scheduling.baselines import LeastLoaded
 from gateway.scheduling.outlook import Outlook
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
+from gateway.scheduling.prefix_notices import PrefixNotices
 from gateway.scheduling.scheduler import Job, Match, Points, Scheduler
 from predictor.online import PrefillPredictor
 
@@ -88,6 +89,8 @@ class Pool(PoolState):
         """Whether `prefixes` bind requests; else they only serve a shadow's predictions."""
         self.gossip = PrefixGossip()
         """The part of `prefixes` that this replica tells the others."""
+        self.notices: dict[int, PrefixNotices] = {}
+        """Of workers whose engines say what they evict."""
         self.transfer = TransferTime()
         """To its engines, where they only decode."""
         self.parts: Mapping[tuple[Hashable, ...], Any] = {}

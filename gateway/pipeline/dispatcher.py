@@ -62,6 +62,7 @@ _MAX_TRIED: Final = 64
 _RANKS: Final = {"dedicated": 0, "guaranteed": 0, "elastic": 1, "spot": 2, "preemptible": 3}
 _JOINED_BYTES: Final = 256 * 1024
 """Of a body that is sent in one piece."""
+_REPORTED: Final = b'{"kv_cache_report_mode":"full","session_id":"%b"}'
 _CAP_FIELDS: Final = {"responses": "max_output_tokens"}
 
 
@@ -553,6 +554,10 @@ def upstream_call(
     remove = facts.steering_fields
     if handover is not None:
         remove = in_phase(handover, facts, insert, remove)
+    if attempts.entry is not None and attempts.entry.session:
+        # Its engine names it by this in the events of its cache, and tells all of its blocks.
+        session = attempts.entry.session.encode()
+        insert["vllm_xargs"] = _REPORTED % session
     # A compressed body is another one. What is inserted steers: a client's own is removed.
     places = facts.places if body is incoming.body else ()
     edited = edits(body, replace=replace, insert=insert, remove=remove, places=places)

@@ -39,6 +39,8 @@ class WorkerAddress(Record, frozen=True, kw_only=True):
     """Data-parallel rank behind the address, from 0; None for an engine that is one worker."""
     rank_by: Literal["header", "body"] = "header"
     """Carrier of the rank: header X-data-parallel-rank, or the body's data_parallel_rank."""
+    kv_events: str | None = None
+    """ZeroMQ endpoint that sends the events of its prefix cache."""
 
     def __repr__(self) -> str:
         return f"WorkerAddress({self.url}, rank={self.rank})"  # without its key

@@ -13,6 +13,7 @@ Rules:
 - The runs since the last note form one chapter, packed as bytes, because a listener would
   take ten times as long to decode lists of numbers. Chapters are numbered; each is in several
   notes, and a listener enters it once.
+- What an engine says that it evicted is a run of one point without tokens.
 - A chapter has at most `MAX_POINTS` points, the newest runs first. Dropped runs only cost the
   others some hits. Without listeners nothing is kept.
 """
@@ -71,10 +72,18 @@ class PrefixGossip:
         held = bisect_right(points, ((hit_tokens + 1) / tokens_per_byte, inf)) if hit_tokens else 0
         new = points[held - 1 :] if held else points
         run = (worker, struct.pack(f"<{2 * len(new)}q", *chain.from_iterable(new)))
-        if run not in self._runs:
-            if len(self._runs) >= MAX_RUNS:
-                del self._runs[next(iter(self._runs))]
-            self._runs[run] = tokens_per_byte
+        self._runs.pop(run, None)  # it may have been evicted since
+        if len(self._runs) >= MAX_RUNS:
+            del self._runs[next(iter(self._runs))]
+        self._runs[run] = tokens_per_byte
+
+    def evicted(self, digest: int, worker: int) -> None:
+        """Note that a worker holds a prefix no more."""
+        if self.has_listeners:
+            run = (worker, _POINT.pack(0, digest))
+            self._runs.pop(run, None)  # it may have been sent since
+            if len(self._runs) < MAX_RUNS:
+                self._runs[run] = 0.0
 
     def listened(self, *, by_others: bool) -> None:
         """Set whether other replicas listen; without any, nothing is kept."""
@@ -144,8 +153,12 @@ def _enter(chapter: bytes, index: PrefixIndex, places: Mapping[int, int] | None)
         if end > size:
             break
         place = worker if places is None else places.get(worker, -1)
-        if 0 <= place < index.workers and count and 0 < tokens_per_byte < 64:
-            index.insert(tuple(_POINT.iter_unpack(chapter[at:end])), place, tokens_per_byte)
+        if 0 <= place < index.workers and count and 0 <= tokens_per_byte < 64:
+            points = tuple(_POINT.iter_unpack(chapter[at:end]))
+            if tokens_per_byte:
+                index.insert(points, place, tokens_per_byte)
+            else:
+                index.evict(place, points[0][1])
             new += 1
         at = end
         left -= count

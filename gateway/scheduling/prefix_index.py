@@ -22,7 +22,8 @@ Rules of digests:
 
 The index maps digest -> (bit mask of workers, stamp) in one dictionary with bounded entries.
 The mask is above the stamp, so that more workers need no change of the entries.
-Engines do not say which prefixes they keep, so a model estimates it and their reports correct it:
+Most engines do not say which prefixes they keep, so a model estimates it and their reports correct
+it (what others say: `gateway.scheduling.prefix_notices`):
 
 - Like an LRU cache, each worker keeps a prefix until as many tokens as its capacity were written
   after the last use. Stamps and capacities count tokens on the pool's one clock: the mean over
@@ -105,11 +106,13 @@ class WorkerCache:
         self.hit_share = 1.0
         """Smoothed share of the expected tokens that were hits."""
         self.off = False
+        self.noticed_from = _NEVER
+        """Prefixes used after this stamp are kept until the engine says that it evicted them."""
 
     def learn(self, expected: ExpectedHit, cached_tokens: int) -> bool:
         """Correct it by the tokens that an engine reported; True if it turned on or off."""
         known, age, capacity = expected.known_tokens, expected.age_tokens, self.capacity_tokens
-        if known < _TAUGHT_BY_TOKENS:
+        if known < _TAUGHT_BY_TOKENS or self.noticed_from < _NEVER:
             return False
         if cached_tokens >= _FAR_LESS * known:
             if age > capacity:
@@ -173,8 +176,9 @@ class PrefixIndex:
     def _rebuild(self, clock: float) -> None:
         """Recompute which stamps each worker keeps; due when the clock reaches `_rebuild_at`."""
         floors = sorted(
-            (_NEVER if cache.off else max(cache.since, int(clock) - cache.capacity_tokens), worker)
+            (_NEVER if cache.off else max(cache.since, min(aged, cache.noticed_from)), worker)
             for worker, cache in enumerate(self._caches)
+            for aged in (int(clock) - cache.capacity_tokens,)
         )
         self._floors = [floor for floor, _ in floors]
         """The stamps up to which workers keep nothing, ascending."""
@@ -266,13 +270,23 @@ class PrefixIndex:
         tokens_per_byte: float = 1.0,
     ) -> None:
         """Undo an `insert` after the prompt failed before its first token."""
-        bit = 1 << worker + _STAMP_BITS
         for length, digest in reversed(points):
             if length * tokens_per_byte <= expected.known_tokens + 1:
                 break
-            value = self._entries.get(digest, 0)
-            if value & bit:
-                self._entries[digest] = value ^ bit
+            self.evict(worker, digest)
+
+    def evict(self, worker: int, digest: int) -> None:
+        """Note that a worker does not hold one prefix."""
+        bit = 1 << worker + _STAMP_BITS
+        value = self._entries.get(digest, 0)
+        if value & bit:
+            self._entries[digest] = value ^ bit
+
+    def notice(self, worker: int, *, on: bool) -> None:
+        """Note that a worker's engine says from now on what it evicts, or does so no more."""
+        cache = self._caches[worker]
+        cache.noticed_from, cache.off = int(self._clock) - 1 if on else _NEVER, False
+        self._rebuild_at = 0.0
 
     def forget(self, worker: int) -> None:
         """Note that a worker's cache is empty; takes constant time for any number of entries."""

@@ -1,5 +1,6 @@
 """A worker of the file: one engine, or a place that names engines at run time."""
 
+import importlib.util
 import os
 import re
 import socket
@@ -19,6 +20,7 @@ from gateway.records.attempt import (
     FoundEngine,
     WorkerAddress,
 )
+from gateway.settings.source import install
 from gateway.settings.types import ModelName, Ranks, Secret, Section, Text, reject
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -159,6 +161,19 @@ def _worker_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+def _kv_endpoint(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        port = None
+    if not port or url != f"tcp://{parts.netloc}" or "@" in url or not parts.hostname:
+        reject("not a ZeroMQ endpoint", "write tcp://host:port, or tcp://*:port")
+    if importlib.util.find_spec("zmq") is None:
+        reject("pyzmq is not installed", install("kv-events"))
+    return url
+
+
 class WorkerConfig(Section):
     """One engine, or a place that names engines at run time."""
 
@@ -182,6 +197,10 @@ class WorkerConfig(Section):
     rank_by: Literal["header", "body"] = "header"
     """Carrier of the rank: header X-data-parallel-rank (vLLM, newer SGLang), or the body's
     `data_parallel_rank` (every SGLang)."""
+    kv_events: Annotated[str, AfterValidator(_kv_endpoint)] | None = None
+    """Where vLLM (0.32 or newer) sends the events of its prefix cache: the `endpoint` of its
+    --kv-events-config. `tcp://*:port` is a port of the engine's own host; ranks have the next
+    ones. Needs the extra `kv-events`."""
 
     _tls: EngineTls = PrivateAttr(default_factory=EngineTls)
 
@@ -216,6 +235,10 @@ class WorkerConfig(Section):
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
         shown = f"[{host}]" if ":" in host else host
+        kv_events = None
+        if self.kv_events is not None:
+            sender, _, first = self.kv_events.rpartition(":")
+            kv_events = f"{sender.replace('*', shown)}:{int(first) + (rank or 0)}"
         return WorkerAddress(
             id=f"{shown}:{port}{parts.path}{'' if rank is None else f'#{rank}'}",
             scheme=parts.scheme,
@@ -228,6 +251,7 @@ class WorkerConfig(Section):
             tls=self._tls if self.ca_file is None else replace(self._tls, ca_file=self.ca_file),
             rank=rank,
             rank_by=self.rank_by,
+            kv_events=kv_events,
         )
 
     @property

@@ -25,6 +25,7 @@ from gateway.control.tenant_api import own_decision, tenant_router, usage_router
 from gateway.dashboard.api import dashboard_router
 from gateway.dashboard.figures import answer_totals
 from gateway.dashboard.snapshot import Snapshots
+from gateway.fleet.kv_events import KvEvents
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.fleet.probes import EnginePages, Prober
 from gateway.fleet.rotation import Rotation, RotationLog
@@ -145,6 +146,7 @@ class Gateway:
             disconnect=self.upstream.disconnect,
             on_join=self.replicas.joined,
         )
+        self.kv_events = KvEvents(lambda: self.served.models, self.metrics)
         self.reloading: Reloading = Reloading(self)
         self.workers = Workers(config, self.models, self.rotation)
         self.discovery = Discovery(config, self.models, self.rotation)
@@ -328,6 +330,7 @@ class Gateway:
             self.admission_service.start()
             closing.push_async_callback(self.admission_service.close)
             ticking = BackgroundTasks()
+            closing.push_async_callback(self.kv_events.close)
             closing.push_async_callback(ticking.close)
             ticking.start(self._tick(), self.snapshots.keep_history())
             if self.certificates is not None:
@@ -365,6 +368,7 @@ class Gateway:
             charge_fleet,
             lambda: self.pipeline.tick(self.served.retiring),
             self.rotation.sweep,
+            self.kv_events.look,
             self.reloading.sweep,
             self.boundaries.tick,
             lambda: self.rotation_log.look(self.served.models, self._clock()),

@@ -21,6 +21,7 @@ from simulator.mock_server.api.requests import Body, field_int, parse_json
 from simulator.mock_server.driver import Driver
 from simulator.mock_server.endpoints import Endpoints, Handler
 from simulator.mock_server.generation import MockExchange, run_stream, run_whole
+from simulator.mock_server.kv_events import session_of
 from simulator.mock_server.kv_transfer import KvTransfer, KvTransferError
 from simulator.mock_server.state import render_metrics, render_sglang
 from simulator.mock_server.transport import Receive, Scope, Send
@@ -118,6 +119,11 @@ class MockApp:
         """Replace the faults from now on."""
         self._faults = faults
         self.driver.slow_down(faults.slow_factor)
+
+    def close(self) -> None:
+        """Free what it holds beside the server's own sockets."""
+        if self._driver is not None and self._driver.events is not None:
+            self._driver.events.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -226,6 +232,7 @@ class MockApp:
                 kv=self.kv,
                 leg=leg,
                 address=scope["server"],
+                session=session_of(body, headers),
             )
             if job.stream and isinstance(dialect, StreamDialect):
                 await run_stream(exchange, leg.job, dialect)

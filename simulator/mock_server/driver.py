@@ -17,6 +17,7 @@ from typing import Protocol
 from simulator.engine.engine import Emission, Engine, EngineRequest
 from simulator.engine.rank_group import RankGroupEngine
 from simulator.mock_server.api.config import MockConfig
+from simulator.mock_server.kv_events import KvEventPublisher
 from simulator.mock_server.metrics import Lag, RankMetrics
 
 Token = tuple[int, Emission, float]
@@ -91,8 +92,10 @@ class Ticket:
         "held",
         "hold",
         "live",
+        "prompts",
         "queue_s",
         "rank",
+        "session",
         "streams",
         "tokens",
         "waiter",
@@ -104,6 +107,10 @@ class Ticket:
         self.arrival_s = arrival_s
         self.streams = streams
         self.live: dict[str, int] = {}
+        self.session: tuple[str | None, bool] = (None, False)
+        """As of `kv_events.session_of`."""
+        self.prompts: list[tuple[int, ...]] = []
+        """The blocks of each choice's prompt."""
         self.hold = hold
         self.held: dict[str, int] = {}
         """Ended sequences that hold their KV, and their prompt tokens."""
@@ -158,6 +165,9 @@ class Driver:
         self.config = config
         self.group = RankGroupEngine(config.profile, config.dp_ranks)
         self.ranks = [Rank(index, engine) for index, engine in enumerate(self.group.engines)]
+        self.events: KvEventPublisher | None = None
+        if config.kv_events is not None:
+            self.events = KvEventPublisher(config.kv_events, self.group.engines)
         self.lag = Lag()
         self.aborted_total = 0
         self.kv = KvCounts()
@@ -216,6 +226,7 @@ class Driver:
                 model_s,
             )
             ticket.live[sequence_id] = choice
+            ticket.prompts.append(spec.block_hashes)
             if hold:
                 ticket.held[sequence_id] = spec.prompt_tokens
             self._tickets[sequence_id] = ticket
@@ -286,6 +297,10 @@ class Driver:
             ticket.wake()
 
     def _first(self, ticket: Ticket, choice: int, emission: Emission, due_s: float) -> None:
+        if self.events is not None:
+            blocks = ticket.prompts[choice]
+            cached = emission.cached_tokens // self.config.profile.block_tokens
+            self.events.stored(ticket.rank.index, ticket.session, blocks, cached)
         metrics = ticket.rank.metrics
         queue_s = emission.queue_s / self._clock.speed
         ticket.first_s[choice] = due_s

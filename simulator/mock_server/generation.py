@@ -32,6 +32,8 @@ class MockExchange(msgspec.Struct, frozen=True, kw_only=True):
     leg: KvLeg
     address: tuple[str, int]
     """Of this engine."""
+    session: tuple[str | None, bool]
+    """As of `kv_events.session_of`."""
 
 
 def submit(exchange: MockExchange, job: CheckedRequest, *, streams: bool) -> Ticket:
@@ -49,6 +51,7 @@ def submit(exchange: MockExchange, job: CheckedRequest, *, streams: bool) -> Tic
         remote=leg.remote,
         hold=leg.hold,
     )
+    ticket.session = exchange.session
     metrics = ticket.rank.metrics
     for choice in job.choices:
         metrics.prompt_tokens.observe(choice.prompt_tokens)

@@ -28,7 +28,7 @@ models:
       short: {{max_model_len: 8192, max_num_seqs: 8, workers: ["http://127.0.0.1:1"]}}
       long: {{max_model_len: 65536, max_num_seqs: 8, workers: ["http://127.0.0.1:2"]}}
 """
-EXTRAS = ("", "redis", "exact", "jwt", "k8s", "otel", "plan", "train", "bench")
+EXTRAS = ("", "redis", "exact", "jwt", "k8s", "kv-events", "otel", "plan", "train", "bench")
 
 
 class Environment:
@@ -197,6 +197,17 @@ users: [{name: nobody, user: {}}]
         children.wait_for(f"http://127.0.0.1:{port}/health")
 
 
+def subscribes_to_engines(environment: Environment) -> None:
+    file = configuration(environment)
+    Path(file).write_text(
+        Path(file)
+        .read_text()
+        .replace('"http://127.0.0.1:1"', '{url: "http://127.0.0.1:1", kv_events: "tcp://*:5557"}')
+    )
+    environment.sluice("check", "-c", file)
+    environment.python("import zmq.asyncio, gateway.fleet.kv_events")
+
+
 def plans(environment: Environment) -> None:
     environment.sluice("plan", "--workload", "azure", "--rate", "10", "--json")
 
@@ -220,6 +231,7 @@ USES = {
     "exact": counts_tokens,
     "jwt": trusts_tokens,
     "k8s": reconciles_objects,
+    "kv-events": subscribes_to_engines,
     "otel": exports_telemetry,
     "plan": plans,
     "train": trains,

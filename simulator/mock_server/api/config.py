@@ -36,6 +36,8 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How fast KV is sent, tokens of the prompt per model second; > 0."""
     kv_hold_s: float = 30.0
     """Model seconds: how long KV is held for a decode engine, and how long pairs wait; > 0."""
+    kv_events: str | None = None
+    """ZeroMQ endpoint where rank 0 publishes what its prefix cache stores and evicts."""
     recorded_requests: int = 256
     """How many received requests /mock/last remembers."""
     recorded_bytes: int = 64 << 20

@@ -49,6 +49,21 @@ def test_what_one_process_sent_another_expects_at_that_worker() -> None:
     assert index.match(PROMPT, 0.25)[0] == (1024, 0b10)
 
 
+def test_what_an_engine_evicted_is_expected_nowhere_until_it_is_sent_again() -> None:
+    teller, hearer, index = heard(), PrefixGossip(), PrefixIndex(2)
+    teller.sent(PROMPT, 1, 1.0)
+    for _, digest in PROMPT[2:]:
+        teller.evicted(digest, 1)
+    sum(hearer.receive({"a": told(teller)}, index))
+    assert index.match(PROMPT) == [(1024, 0b10)]
+    teller.evicted(PROMPT[0][1], 1)
+    teller.sent(PROMPT, 1, 1.0)
+    teller.evicted(PROMPT[-1][1], 1)
+    teller.sent(PROMPT, 1, 1.0)
+    sum(hearer.receive({"a": told(teller)}, index))
+    assert index.match(PROMPT)[0] == (4096, 0b10)
+
+
 def test_a_prompt_is_told_twice_and_heard_once() -> None:
     teller, hearer, index = heard(), PrefixGossip(), PrefixIndex(2)
     teller.sent(PROMPT, 0, 0.25)
