@@ -103,6 +103,8 @@ class Binder:
                     break
                 began_s = self._clock()
                 await attempts.tell(place_of(job, queued), _eta_s(attempts))
+                if require(attempts.job).state != "waiting":  # it was sent meanwhile
+                    break
         finally:
             job.owner = None
             del queued[job]

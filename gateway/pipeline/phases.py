@@ -165,13 +165,16 @@ class PhaseRunner:
             )
             side, unheard = _side(attempts, asks), Unheard()
             side.task = attempts.task
+            result: Outcome | Fault | None = None
             try:
                 side.binding = await self._bind(side, phase.tried, None, None)
                 result = await self._attempt(unheard, side, side.binding)
-            except Unavailable:
-                break
+            except Unavailable:  # none is left
+                pass
             finally:
                 _join(attempts, side)
+            if result is None:
+                break
             if isinstance(result, Outcome) and result.label != "error":
                 self._computed(attempts, side, result)
                 if place := handed_over(unheard.body):

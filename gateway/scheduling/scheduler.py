@@ -164,7 +164,7 @@ class Scheduler:
         requests that wait before it, here or at the worker with the fewest, for a first token.
         """
         pool, workers = self._pool, fleet.available(self._pool, now_s)
-        ahead = held = 0.0
+        ahead, held = 0.0, 0
         if workers:
             held, worker = min([(pool.active[worker], worker) for worker in workers])
             engine = pool.engine_of[worker]
