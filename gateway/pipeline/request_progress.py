@@ -281,7 +281,7 @@ class PrefillPhase:
     def worker(self) -> str:
         """Id of the last prefill worker that was asked; "" if none was."""
         side = self.sides[-1] if self.sides else None
-        if side is None or side.binding is None:
+        if side is None or side.binding is None or self.phases is None:
             return ""
         return side.served.fleet.pools[side.binding.pool].workers[side.binding.worker]
 
