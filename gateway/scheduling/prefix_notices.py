@@ -45,8 +45,16 @@ class _Prompt:
 class PrefixNotices:
     """What one worker's engine tells of its prefix cache."""
 
-    def __init__(self, index: PrefixIndex, gossip: PrefixGossip, worker: int) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        gossip: PrefixGossip,
+        worker: int,
+        *,
+        max_placed: int = MAX_PLACED,
+    ) -> None:
         """`gossip`: tells the other replicas, which know of some prefixes from this one."""
+        self._max_placed = max_placed
         self.index = index
         self._gossip = gossip
         self._worker = worker
@@ -151,7 +159,7 @@ class PrefixNotices:
         if before != block:
             self._digests.setdefault(block, []).append(digest)
         self._block_of[digest] = block
-        if len(self._block_of) > MAX_PLACED:
+        if len(self._block_of) > self._max_placed:
             oldest = next(iter(self._block_of))
             self._take(self._block_of.pop(oldest), oldest)
             self._evict(oldest)

@@ -1,19 +1,16 @@
 """What an engine says that it evicts, mapped to the points of prompts."""
 
-import pytest
-
-from gateway.scheduling import prefix_notices
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
-from gateway.scheduling.prefix_notices import PrefixNotices
+from gateway.scheduling.prefix_notices import MAX_PLACED, PrefixNotices
 
 BLOCK = 16
 CAPACITY = 10_000
 
 
-def world() -> tuple[PrefixIndex, PrefixNotices]:
+def world(max_placed: int = MAX_PLACED) -> tuple[PrefixIndex, PrefixNotices]:
     index = PrefixIndex(1, capacity_tokens=CAPACITY)
-    return index, PrefixNotices(index, PrefixGossip(), 0)
+    return index, PrefixNotices(index, PrefixGossip(), 0, max_placed=max_placed)
 
 
 def prompt(number: int, tokens: int = 320) -> tuple[tuple[int, int], ...]:
@@ -102,9 +99,8 @@ def test_a_chain_whose_beginning_was_not_told_is_left_alone() -> None:
     assert hit(index, 1) == 320
 
 
-def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_notices, "MAX_PLACED", 100)
-    index, notices = world()
+def test_what_is_held_is_bounded() -> None:
+    index, notices = world(100)
     for number in range(300):
         serve(index, notices, number)
     assert len(notices) <= 100 + 64
