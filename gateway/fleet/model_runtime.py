@@ -140,7 +140,7 @@ class Phases:
     """Place of the pool that computes the prompts in `ModelFleet.pools`."""
     kind: TransferKind
     skip_below_tokens: int
-    """Uncached prompt tokens below which decode computes the prompt itself; 0: never."""
+    """Prompt tokens below which decode computes the prompt itself; 0: never."""
     bytes_per_second: float
     """What is assumed of a transfer before any was seen; 0: nothing."""
     bootstrap_port: int

@@ -329,7 +329,8 @@ class PhaseRunner:
         if phase is None or phase.handover is None:
             return
         handover, phase.handover = phase.handover, None
-        if len(self._beside) < _MOST_BESIDE:
+        late = self._clock() > require(phase.answered_s) + HELD_S  # it frees itself
+        if not late and len(self._beside) < _MOST_BESIDE:
             pool = served.fleet.pools[phase.pool]
             workers = sorted(fleet.available(pool, self._clock()), key=pool.active.__getitem__)
             addresses = [pool.addresses[worker] for worker in workers[:_RELEASES]]
@@ -367,13 +368,7 @@ def _skips(attempts: Attempts, phases: Phases) -> str:
         return "endpoint"
     if estimate.sequences > 1:
         return "sequences"
-    if phases.skip_below_tokens:
-        prefix = attempts.sending.prefix
-        match = prefix.match(phases.prefill) if prefix.points else ()
-        held = match[0][0] if match else 0
-        if estimate.input_tokens_total - held < phases.skip_below_tokens:
-            return "short"
-    return ""
+    return "short" if estimate.input_tokens_total < phases.skip_below_tokens else ""
 
 
 def _side(attempts: Attempts, asks: Handover | None) -> Attempts:

@@ -301,7 +301,7 @@ class TransferConfig(Section):
     bytes_per_second: Amount | None = None
     """Speed of a transfer before any was seen; absent: learned alone."""
     skip_below_tokens: Natural = 0
-    """Uncached prompt tokens below which a decode engine computes the prompt itself; 0: never."""
+    """Prompt tokens below which a decode engine computes the prompt itself; 0: never."""
     bootstrap_port: Port = 8998
     """SGLang prefill engines' --disaggregation-bootstrap-port."""
 
