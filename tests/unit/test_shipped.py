@@ -18,7 +18,7 @@ def test_nothing_is_to_be_noted(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_routing_compression_scheduling_and_token_pools_are_on(name: str) -> None:
     config = config_of(name)
-    (model,) = config.models
+    model, *_ = config.models
     assert len(model.pools) == 2
     assert model.compression.enabled
     assert model.boundary.auto
@@ -26,25 +26,27 @@ def test_routing_compression_scheduling_and_token_pools_are_on(name: str) -> Non
     assert "quartz" in model.policies(config.server.workers)
     assert all(pool.kv_cache_gib for pool in model.pools.values())
     assert config.request_log.path is not None
-    assert all(entitlement.api_keys for entitlement in config.entitlements)
-    assert config.entitlements
+    own = [entitlement for entitlement in config.entitlements if entitlement.model == model.name]
+    assert all(entitlement.api_keys for entitlement in own)
+    assert own
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "plan"])
 def test_ranks_are_balanced_and_rates_are_limited(name: str) -> None:
     """The planner knows no ranks, and leaves rates to the operator."""
     config = config_of(name)
-    (model,) = config.models
+    model, *_ = config.models
     assert "bfio" in model.policies(config.server.workers)
     assert all(pool.tokens_per_second for pool in model.pools.values())
     assert any(e.tokens_per_second and e.kv_cache_gib for e in config.entitlements)
 
 
 def test_compose_and_demo_describe_the_same_fleet_and_tenants() -> None:
+    """Of the first model: the demo has another, of a pool in phases."""
     compose, demo = config_of("compose"), config_of("demo")
 
     def told(config: Config) -> object:
-        (model,) = config.models
+        model, *_ = config.models
         pools = {
             name: (
                 pool.model_dump(exclude={"workers"}),
@@ -52,6 +54,7 @@ def test_compose_and_demo_describe_the_same_fleet_and_tenants() -> None:
             )
             for name, pool in model.pools.items()
         }
-        return model.model_dump(exclude={"pools"}), pools, config.entitlements
+        own = [e for e in config.entitlements if e.model == model.name]
+        return model.model_dump(exclude={"pools"}), pools, own
 
     assert told(compose) == told(demo)
