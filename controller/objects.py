@@ -250,6 +250,8 @@ def _read_claim(
         tenant = status.get("tenantId") or fields.get("tenant")
         model = status.get("model") if pool is None else pool.model
         fields = {"name": name, "model": model, "tenant": tenant}
+        if problem is None and expires_at:
+            fields["expires_at"] = expires_at
         if _problem(fields, pool) is not None:
             fields = {}
     opening, wrong = [], []

@@ -295,17 +295,20 @@ def published(
     claim: Claim, pool: Pool | None, verdict: Verdict, namespace: str
 ) -> ClusterEntitlement:
     """What gateways hold of a claim. One that is suspended or expired is refused for that alone."""
-    verdicts: dict[str, Literal["pending", "degraded"]]
-    verdicts = {"Pending": "pending", "Degraded": "degraded"}
+    verdicts: dict[str, Literal["", "pending", "degraded"]]
+    verdicts = {"Bound": "", "Pending": "pending", "Degraded": "degraded"}
     fields = claim.fields
     if pool is not None and verdict.allocated is not None:
         fields = granted_fields(claim, pool, verdict.allocated)
+    # Gateways refuse with 403 what is suspended or has ended.
+    ended = verdict.state == "Expired" and "expires_at" in fields
+    refused = ended or verdict.reason == "Suspended"
     return ClusterEntitlement(
         name=claim.name,
         fields=fields,
         digests=claim.digests,
         created=claim.created,
-        verdict="" if verdict.reason == "Suspended" else verdicts.get(verdict.state, ""),
+        verdict="" if refused else verdicts.get(verdict.state, "degraded"),
         message="" if verdict.state == "Bound" else verdict.message,
         suspended=claim.suspended,
         source=f"TokenEntitlement {namespace}/{claim.name}",

@@ -287,7 +287,7 @@ def decision(request_id: str = "r1", **more: Any) -> DecisionRecord:
         if name in DecisionRecord.__struct_fields__:
             given[name] = value
         else:
-            (section,) = (key for key, names in _SECTIONS.items() if name in names)
+            section = next(key for key, names in _SECTIONS.items() if name in names)
             given.setdefault(section, {})[name] = value
     return convert(given, DecisionRecord)
 

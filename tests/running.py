@@ -5,6 +5,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from contextvars import copy_context
 from typing import Any
 
 from typer.testing import CliRunner, Result
@@ -21,7 +22,9 @@ def sluice(*arguments: object, stdin: str | None = None, **environment: str) -> 
     """One command, as at a terminal with these variables."""
     if not cli.app.registered_commands:
         cli.register()
-    return CliRunner(env=environment).invoke(cli.app, [*map(str, arguments)], input=stdin)
+    run = CliRunner(env=environment).invoke
+    # A command is a process: it hears nothing of another one's --json.
+    return copy_context().run(run, cli.app, [*map(str, arguments)], input=stdin)
 
 
 @contextlib.contextmanager

@@ -210,7 +210,7 @@ def _check_demo(demo: subprocess.Popen[str]) -> list[int]:
         assert answer.status_code == 200
         assert answer.headers["x-sluice-pool"] == "short"
         children = _children(demo.pid)
-        assert len(children) == 4
+        assert len(children) == 6
         return children
     finally:
         demo.send_signal(signal.SIGINT)

@@ -248,7 +248,8 @@ def test_answers_are_those_of_one_engine(phased: Phased, client: openai.OpenAI, 
         assert {attempt["pool"] for attempt in record["attempts"]} == {"all", "all/prefill"}
         assert record["prefill"].items() >= pool.items()
         assert "skipped" not in record["prefill"]
-        assert ("transfer_s" in record["prefill"]) == record.get("stream", False)
+        if kind == "vllm":  # a pair of SGLang may end together
+            assert ("transfer_s" in record["prefill"]) == record.get("stream", False)
     raw = client.chat.completions.with_raw_response.create(**asked(kind, 4))
     assert raw.headers["x-sluice-prefill-worker"] in {
         urlsplit(url).netloc for url in phased.engines[kind, "p"]

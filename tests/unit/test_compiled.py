@@ -74,6 +74,22 @@ def has_records(name: str) -> bool:
     )
 
 
+def awaits_at_the_end(name: str) -> bool:
+    """In a `finally`: there mypyc 2.4 forgets the exception that passes."""
+    return any(
+        isinstance(inner, ast.Await)
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Try)
+        for last in node.finalbody
+        for inner in ast.walk(last)
+    )
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_it_awaits_in_no_finally(name: str) -> None:
+    assert not awaits_at_the_end(name), "name the module under exclude"
+
+
 @pytest.mark.parametrize("name", COMPILED)
 def test_no_class_of_it_takes_arguments(name: str) -> None:
     assert not has_records(name), "a record: name the module under exclude"
@@ -92,7 +108,7 @@ def test_no_bound_of_a_slice_does_anything(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(EXCLUDED))
 def test_what_is_left_out_is_there_and_has_to_be(name: str) -> None:
-    assert has_records(name), "it could be compiled"
+    assert has_records(name) or awaits_at_the_end(name), "it could be compiled"
 
 
 def test_what_decides_is_compiled() -> None:

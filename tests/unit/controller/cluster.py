@@ -216,8 +216,9 @@ def reserved(result: Plan, per_replica: Amounts) -> Amounts:
     for each in result.entitlements.values():
         if instant(each.fields.get("expires_at")):
             continue  # of those that tests give one, all have passed
-        backfill = each.fields["service_class"] in {"spot", "preemptible"}
-        if each.verdict == "" and not each.suspended and not backfill:
+        if each.verdict or each.suspended:  # of what has no pool, only its name is told
+            continue
+        if each.fields["service_class"] not in {"spot", "preemptible"}:
             resources = {
                 "tokensPerSecond": each.fields.get("tokens_per_second"),
                 "kvCacheGiB": each.fields.get("kv_cache_gib"),

@@ -56,17 +56,21 @@ models:
       all:
         max_model_len: 8192
         max_num_seqs: 8
-        workers: [{url: "http://a:1", api_key: sk}, {discover: "dns://engines:1"}]
+        workers: [{url: "http://a:1", api_key: sk, kv_events: "tcp://a:2"}, {discover: "dns://engines:1"}]
   - name: n
     pools:
       all:
         max_model_len: 8192
         prefill:
           max_num_seqs: 8
-          workers: [{url: "http://b:1", api_key: sk}, {discover: "dns://prefill:1"}]
+          workers:
+            - {url: "http://b:1", api_key: sk, kv_events: "tcp://b:2"}
+            - {discover: "dns://prefill:1"}
         decode:
           max_num_seqs: 8
-          workers: [{url: "http://c:1", api_key: sk}, {discover: "dns://decode:1"}]
+          workers:
+            - {url: "http://c:1", api_key: sk, kv_events: "tcp://c:2"}
+            - {discover: "dns://decode:1"}
         transfer: {kind: vllm}
 entitlements:
   - {name: e, tenant: t, model: m, api_keys: ["sha256:DIGEST-2"],
