@@ -163,8 +163,9 @@ async def test_a_stream_that_waits_tells_its_place_if_asked_to() -> None:
             assert chunks[-1].choices[0].finish_reason
             answer, plain, unstreamed = await told, await silent, await whole
             places = re.findall(r"^: sluice queued position=(\d+)", answer.text, re.MULTILINE)
-            assert places[0] == "2"
-            assert answer.text.startswith(": sluice queued position=2")
+            # Behind `silent`; the three that came together are in any order.
+            assert int(places[0]) in {2, 3, 4}
+            assert answer.text.startswith(": sluice queued position=")
             assert answer.text.rstrip().endswith("data: [DONE]")
             assert answer.headers["content-type"].startswith("text/event-stream")
             assert "sluice queued" not in plain.text
