@@ -72,8 +72,8 @@ def capacity_of(
     """
     kv = []
     for share, reported in zip(shares, engine_kv_bytes, strict=True):
-        sizes = [share.kv_bytes or kv_bytes for kv_bytes in reported]
-        kv.append(sum(sizes) if all(sizes) else 0)
+        whole = sum(reported) if not share.kv_bytes and all(reported) else 0
+        kv.append(share.kv_bytes * len(reported) or whole)
     rates = [s.tokens_per_s * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)]
     slots = [s.slots * len(k) for s, k in zip(shares, engine_kv_bytes, strict=True)]
     for pool, prefill in prefills.items():
@@ -93,7 +93,8 @@ def max_capacity(
     shares: Sequence[WorkerShare], prefills: Mapping[int, int] = NO_PREFILLS
 ) -> Capacity:
     """The capacity at the most replicas, from configured sizes alone."""
-    return capacity_of(shares, [[0] * share.replicas[1] for share in shares], prefills)
+    # Each range has a 0, a size that nobody reported; files may state any number of replicas.
+    return capacity_of(shares, [range(share.replicas[1]) for share in shares], prefills)
 
 
 class EntitlementState(Record, frozen=True, kw_only=True):
