@@ -43,7 +43,7 @@ class _PendingPrompts:
 class NoticedIndex(PrefixIndex):
     """The shipped index, where engines tell which of its prefixes they evict.
 
-    Nothing is forgotten by its age. What a pending prompt computes anew is not forgotten either.
+    No prefix is forgotten for its age, and none that a pending prompt is about to compute again.
     """
 
     def __init__(self, workers: int) -> None:

@@ -172,7 +172,7 @@ def rows(found: Found) -> list[Row]:
 
 
 def knees(data: Path | None = None) -> Report:
-    """What the learned index completes a second when more is offered, of two trials the best."""
+    """Requests a second that the learned index completes under overload: the better of two runs."""
     listed = []
     for scene, share in tracked(list(product(_KNEES, SHARES)), "knees"):
         engine = engine_of(scene, share, data)

@@ -142,7 +142,7 @@ class Phases:
     skip_below_tokens: int
     """Prompt tokens below which decode computes the prompt itself; 0: never."""
     bytes_per_second: float
-    """What is assumed of a transfer before any was seen; 0: nothing."""
+    """Assumed speed of a transfer until one was measured; 0 assumes none."""
     bootstrap_port: int
     """Of SGLang's prefill engines; 0 with other kinds."""
 

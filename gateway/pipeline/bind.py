@@ -15,8 +15,11 @@ from gateway.errors import RateLimited, Unavailable
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelFleet, ModelRuntime, Pool
 from gateway.pipeline.forward import Relay
+from gateway.pipeline.plan import Asked
 from gateway.pipeline.request_progress import Attempts, require
 from gateway.records.attempt import Binding
+from gateway.records.estimate import LengthEstimate
+from gateway.records.lease import Lease
 from gateway.scheduling.fairness import newest_of_largest
 from gateway.scheduling.outlook import Forecast, Sample
 from gateway.scheduling.scheduler import NOBODY, PRIORITY_CLASS, Job, Scheduler
@@ -264,9 +267,16 @@ def _leave_out(
 
 
 def job_of(attempts: Attempts, now_s: float) -> Job:
-    """The request as a scheduler sees it. Spilled work ranks as backfill."""
-    principal, estimate = attempts.principal, attempts.sending.estimate
-    lease = attempts.lease.current
+    """The request as a scheduler sees it."""
+    job = job_for(attempts.asked, attempts.sending.estimate, attempts.lease.current, now_s)
+    if attempts.pools:  # a prefill's answer comes with its first token
+        job.kv_tokens, job.stream, job.after_s = attempts.held_tokens, True, attempts.after_s
+    return job
+
+
+def job_for(asked: Asked, estimate: LengthEstimate, lease: Lease, now_s: float) -> Job:
+    """The same with a lease that is not attempted yet. Spilled work ranks as backfill."""
+    principal = asked.principal
     return Job(
         None,
         estimate.input_tokens_total,
@@ -274,15 +284,13 @@ def job_of(attempts: Attempts, now_s: float) -> Job:
         now_s,
         principal.entitlement,
         2 if lease.spilled else PRIORITY_CLASS[principal.service_class],
-        attempts.served.admission.rates.share(principal.tokens_per_s),
+        asked.served.admission.rates.share(principal.tokens_per_s),
         estimate.cap_tokens,
-        attempts.held_tokens,
+        lease.cost_tokens,
         lease.sequences,
-        # A prefill's answer comes with its first token.
-        stream=attempts.facts.stream or bool(attempts.pools),
+        stream=asked.facts.stream,
         tenant=principal.tenant,
         slo_s=principal.slo_ms / 1000,
-        after_s=attempts.after_s,
     )
 
 

@@ -347,7 +347,7 @@ def question(
     estimate: LengthEstimate,
     plan: Plan,
 ) -> AdmissionRequest:
-    """What the store is asked, by the careful estimate."""
+    """What admission is asked for a request, by the estimate of its cost."""
     cost_tokens = estimate.cost_tokens
     window_tokens = served.routing.pools[-1].window_tokens
     if estimate.sequences == 1 and cost_tokens > window_tokens:

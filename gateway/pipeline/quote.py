@@ -19,19 +19,17 @@ from gateway.fleet import fleet
 from gateway.payload.body import MAX_CHOICES, MAX_MODEL_CHARS
 from gateway.payload.schema import invalid, missing, undecodable
 from gateway.pipeline import plan as stage_plan
-from gateway.pipeline.bind import no_worker
+from gateway.pipeline.bind import job_for, no_worker
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.plan import Asked
 from gateway.ports import LeaseStore
 from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Endpoint
 from gateway.records.estimate import LengthEstimate
-from gateway.records.lease import Lease
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts, Incoming, Measure, RequestHead
 from gateway.records.usage import NANO, cost_nano
 from gateway.routing.routing import window_plan
 from gateway.scheduling.outlook import UNKNOWN, Forecast, Quantiles, Sample
-from gateway.scheduling.scheduler import PRIORITY_CLASS, Job
 
 MAX_BYTES: Final = 1 << 20
 """Of the body; longer prompts are quoted by their tokens."""
@@ -184,7 +182,7 @@ class Quoter:
         pool, phases = served.fleet.pools[said.pool], served.fleet.phases.get(said.pool)
         first = said.pool if phases is None else phases.prefill  # where it is bound first
         binds = served.fleet.pools[first]
-        job = _job(asked, said, now_s)
+        job = job_for(asked, estimate, said, now_s)
         job.match = prefix.match(first) if prefix.points else ()
         forecast = Forecast(*binds.scheduler.forecast(job, now_s))
         quoted = binds.outlook.expect(Sample(job.priority_class, forecast))
@@ -223,24 +221,6 @@ def output_most(estimate: LengthEstimate, window_tokens: int) -> int:
     if estimate.limit_tokens is not None:
         each = min(each, estimate.limit_tokens)
     return estimate.sequences * each
-
-
-def _job(asked: Asked, lease: Lease, now_s: float) -> Job:
-    """The request as the scheduler would see it."""
-    principal, estimate = asked.principal, asked.estimate
-    return Job(
-        None,
-        estimate.input_tokens_total,
-        estimate.output_tokens,
-        now_s,
-        principal.entitlement,
-        2 if lease.spilled else PRIORITY_CLASS[principal.service_class],
-        cap_tokens=estimate.cap_tokens,
-        kv_tokens=lease.cost_tokens,
-        sequences=lease.sequences,
-        stream=asked.facts.stream,
-        tenant=principal.tenant,
-    )
 
 
 _shape: Final = msgspec.json.Decoder(_Shape).decode
