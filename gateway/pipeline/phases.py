@@ -214,6 +214,8 @@ class PhaseRunner:
         if isinstance(result, Outcome):
             _learn(attempts, result, sent_s)
             return result
+        if result.kind == "overflow":  # an engine gives it back as it refuses
+            return result
         phase.handover = handover
         if result.kind == "handover":
             phase.skipped = "failed"

@@ -41,6 +41,10 @@ from tests.pipeline_bench import PipelineBench
 Kind = Literal["vllm", "sglang"]
 DOES = ("ok", "connect", "reset", "timeout", "500", "busy", "400", "hang")
 PROMPT = 40
+OVERFLOW = (
+    "This model's maximum context length is 512 tokens. However, you requested 600 output tokens "
+    "and your prompt contains 5 input tokens, for a total of 605 tokens."
+)
 
 
 def in_phases(kind: Kind, *, prefill: int = 2, decode: int = 2, **more: Any) -> ModelRuntime:
@@ -90,7 +94,7 @@ class Engines(FakeUpstream):
     async def _answer(self, worker: WorkerAddress, body: dict[str, Any], does: str) -> Answer:
         params, room = body.get("kv_transfer_params") or {}, body.get("bootstrap_room")
         prefills = worker.id.startswith("p")
-        if "place" in params and does in ("ok", "400"):
+        if "place" in params and does in ("ok", "400", "overflow"):
             # Read, or told to be freed: engines do that also where they refuse a request.
             self.twice += body.get("prompt") != "a" and params["place"] not in self.held
             self.held.discard(params["place"])
@@ -105,6 +109,8 @@ class Engines(FakeUpstream):
             return whole(503, error_answer("The engine is busy", code=503))
         if does == "400":
             return whole(400, error_answer("temperature must be positive"))
+        if does == "overflow":
+            return whole(400, error_answer(OVERFLOW))
         if room is not None:
             met = self.rooms.setdefault(room, asyncio.Event())
             if prefills:
@@ -288,6 +294,18 @@ async def test_a_place_that_may_be_free_by_now_is_not_used() -> None:
     await request
     assert bench.record.prefill.skipped == "failed"
     assert "kv_transfer_params" not in bench.sent
+
+
+async def test_a_place_that_decode_gave_back_as_it_refused_is_not_read_again() -> None:
+    """A read of it would be counted as one after its end, which is an alert."""
+    engines = Engines(["ok", "overflow"])
+    bench = PipelineBench(served=in_phases("vllm"), upstream=engines)
+    await bench.serve(incoming(chat_body(max_tokens=600)))
+    await asyncio.sleep(0)
+    assert bench.record.status == 400
+    assert len(engines.calls) == 2
+    assert not engines.held
+    nothing_is_left(bench, engines)
 
 
 async def test_a_frozen_prefill_engine_leaves_the_prompt_to_decode() -> None:
