@@ -114,7 +114,7 @@ FAULTS: Final = {
 """By the `result` of an attempt."""
 
 SKIPS: Final = {
-    "short": "few of its tokens were uncached",
+    "short": "the prompt is short",
     "endpoint": "requests of its endpoint are not handed over",
     "sequences": "the request has more than one sequence",
     "no_prefill_worker": "no prefill worker could take it",
