@@ -5,6 +5,7 @@ misses some, and the number tells. Needs the extra `kv-events`.
 """
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import time
@@ -67,10 +68,11 @@ class _Subscription:
         """Take what comes until cancelled; the socket connects again by itself."""
         zmq: Any = importlib.import_module("zmq")
         sockets: Any = importlib.import_module("zmq.asyncio")
-        with (
-            sockets.Context.instance().socket(zmq.SUB) as socket,
-            socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor,
-        ):
+        with contextlib.ExitStack() as closing:
+            socket = closing.enter_context(sockets.Context.instance().socket(zmq.SUB))
+            monitor = closing.enter_context(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+            # First: writing to a monitor that is closed, the I/O thread of all would wait for ever.
+            closing.callback(socket.disable_monitor)
             for option, value in (
                 (zmq.RCVHWM, _BATCHES),
                 (zmq.MAXMSGSIZE, _MAX_BYTES),

@@ -1,8 +1,9 @@
 """Engines that say what their prefix caches evict, over real sockets: what the gateway expects."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -254,18 +255,32 @@ class Listening:
         await eventually(lambda: self.count(kind) >= times)
 
 
-@pytest.fixture
-async def listening() -> Any:
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[Listening]:
     made = Listening(f"tcp://127.0.0.1:{consecutive_ports(1)}")
 
-    def connected() -> bool:
+    def heard() -> bool:
         made.engine.stores("nobody's", range(9, 10))
         return made.count("stored") > 0
 
-    await eventually(connected)
-    yield made
-    await made.events.close()
-    made.engine.socket.close(linger=0)
+    try:
+        await eventually(heard)
+        yield made
+    finally:
+        await made.events.close()
+        made.engine.socket.close(linger=0)
+
+
+@pytest.fixture
+async def listening() -> AsyncIterator[Listening]:
+    async with connected() as made:
+        yield made
+
+
+async def test_a_subscription_that_ends_as_its_engine_goes_harms_no_other() -> None:
+    for _ in range(50):
+        async with connected():
+            pass
 
 
 async def test_a_prompt_is_forgotten_from_its_end_as_its_blocks_go(listening: Listening) -> None:
