@@ -10,7 +10,7 @@ import importlib
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -27,28 +27,25 @@ _HEARTBEAT_MS: Final = 5_000
 _log = logging.getLogger("sluice.kv_events")
 
 
-class _Stored(msgspec.Struct, tag="BlockStored"):
-    block_hashes: list[Block]
-    parent_block_hash: Block | None
-    block_size: int
+class _Event(msgspec.Struct):
+    type: Literal["BlockStored", "BlockRemoved", "AllBlocksCleared"]
+    block_hashes: list[Block] = []
+    parent_block_hash: Block | None = None
+    block_size: Annotated[int, msgspec.Meta(ge=1)] = 1
     group_idx: int | None = None
     session_id: str | None = None
 
 
-class _Removed(msgspec.Struct, tag="BlockRemoved"):
-    block_hashes: list[Block]
-    group_idx: int | None = None
-
-
-class _Cleared(msgspec.Struct, tag="AllBlocksCleared"):
-    pass
-
-
 class _Batch(msgspec.Struct, array_like=True):
     unix_s: float
-    events: list[_Stored | _Removed | _Cleared]
+    events: list[_Event]
 
 
+_KINDS: Final = {
+    "BlockStored": "stored",
+    "BlockRemoved": "removed",
+    "AllBlocksCleared": "cleared",
+}
 _decode: Final = msgspec.msgpack.Decoder(_Batch).decode
 
 
@@ -120,19 +117,16 @@ class _Subscription:
             notices.stop()
             return
         for event in events:
-            if isinstance(event, _Cleared):
-                count.add(pool, "cleared")
-                notices.forget()
-            elif event.group_idx:  # further groups of layers; the first has all of a prompt
+            if event.group_idx:  # further groups of layers; the first has all of a prompt
                 continue
-            elif isinstance(event, _Removed):
-                count.add(pool, "removed")
+            count.add(pool, _KINDS[event.type])
+            if event.type == "BlockStored":
+                session, parent = event.session_id or "", event.parent_block_hash
+                notices.stored(session, event.block_hashes, parent, event.block_size)
+            elif event.type == "BlockRemoved":
                 notices.removed(event.block_hashes)
             else:
-                count.add(pool, "stored")
-                parent, session = event.parent_block_hash, event.session_id
-                if session is not None:
-                    notices.stored(session, event.block_hashes, parent, event.block_size)
+                notices.forget()
 
 
 class KvEvents:

@@ -209,8 +209,6 @@ class Binder:
         attempts.scheduler = None
         if job is None or scheduler is None:
             return
-        if attempts.entry is not None:
-            attempts.entry.end()
         if attempts.assumed is not None:
             attempts.assumed.cancel()
             attempts.assumed = None

@@ -25,7 +25,6 @@ from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.routing.retry import Fault, Harm
 from gateway.scheduling.outlook import Outlook, Sample
 from gateway.scheduling.prefix_index import ExpectedHit, PrefixIndex
-from gateway.scheduling.prefix_notices import PrefixNotices
 from gateway.scheduling.scheduler import Job, Points, Scheduler
 
 _T = TypeVar("_T")
@@ -100,9 +99,7 @@ class PrefixEntry:
     served there.
     """
 
-    __slots__ = (
-        *("_index", "_notices", "_points", "_tokens_per_byte", "_worker", "expected", "session"),
-    )
+    __slots__ = ("_index", "_points", "_tokens_per_byte", "_worker", "expected", "session")
 
     def __init__(self, points: Points) -> None:
         self._points = points
@@ -110,9 +107,8 @@ class PrefixEntry:
         """Where it is entered, and of which worker."""
         self._worker = -1
         self._tokens_per_byte = 1.0
-        self._notices: PrefixNotices | None = None
         self.session = ""
-        """Names it in the events of its engine; "" where none are heard, and after its end."""
+        """Names it in the events of its engine; "" where none are heard."""
         self.expected: ExpectedHit | None = None
         """The part of the prompt that the worker was expected to have cached."""
 
@@ -130,23 +126,15 @@ class PrefixEntry:
         self._index, self._worker = index, job.worker
         self._tokens_per_byte, self.expected = tokens_per_byte, expected
         if job.worker in pool.notices:
-            self._notices = pool.notices[job.worker]
-            self.session = self._notices.begin(points, tokens_per_byte)
+            self.session = pool.notices[job.worker].begin(points, tokens_per_byte)
         if pool.gossip.has_listeners:
             pool.gossip.sent(points, job.worker, tokens_per_byte, expected.hit_tokens)
 
     def withdraw(self) -> None:
         """It gets no first token there, so the worker does not hold the prompt. Idempotent."""
-        self.end()
-        expected, self.expected = self.expected, None
+        self.session, expected, self.expected = "", self.expected, None
         if expected is not None and self._index is not None:
             self._index.withdraw(self._points, self._worker, expected, self._tokens_per_byte)
-
-    def end(self) -> None:
-        """It has left its worker. Idempotent."""
-        if self._notices is not None:
-            self._notices.end(self.session)
-            self._notices, self.session = None, ""
 
     def correct(self, pool: Pool, worker: int, reported: Usage | None) -> None:
         """What the worker was expected to hold of the prompt, against what it says it held."""

@@ -5,12 +5,12 @@ name it: so each of the prompt's points gets the block that completes it, by the
 before the point. When the engine removes that block, the index forgets the point at the worker.
 
 Rules:
-- From its first such event on, nothing of a worker is forgotten by its age. An engine whose events
-  stop naming sessions is estimated as before.
-- What a bound prompt is about to compute is not forgotten, though its old blocks go.
-- A prompt that no event told of is forgotten some requests after its end: it was never computed.
-- After a gap in the events all of the worker is forgotten.
-- All that is kept is bounded by the prompts that run and by MAX_PLACED points.
+- From its first such event on, nothing of a worker is forgotten by its age.
+- What a bound prompt is about to compute is not forgotten, though its old blocks go: its points
+  have no block until events tell them anew.
+- A prompt that no event told of is forgotten KEPT prompts later: it was never computed.
+- After a gap in the events all of the worker is forgotten, and estimated until the next ones.
+- All that is kept is bounded by KEPT prompts and MAX_PLACED points.
 """
 
 import secrets
@@ -22,10 +22,8 @@ from gateway.scheduling.scheduler import Points
 
 MAX_PLACED: Final = 65_536
 """Points with a block at one worker; the oldest are forgotten first."""
-_ENDED: Final = 64
-"""Requests that may end before the events of one that ended come."""
-_SILENT: Final = 64
-"""Untold prompts, with nothing told in between, after which the engine is taken to be silent."""
+KEPT: Final = 1_024
+"""Prompts of one worker of which events may tell: more than wait for it and run there."""
 
 Block = int | bytes
 """An engine's hash of a block and of all before it."""
@@ -33,8 +31,8 @@ Block = int | bytes
 
 class _Prompt:
     def __init__(self, points: Points, tokens_per_byte: float) -> None:
-        self.points = [(int(length * tokens_per_byte), digest) for length, digest in points]
-        self.digests = frozenset([digest for _, digest in points])
+        self.points = points
+        self.tokens_per_byte = tokens_per_byte
         self.placed = 0
         """Points whose block is known."""
         self.blocks = 0
@@ -45,53 +43,41 @@ class _Prompt:
 class PrefixNotices:
     """What one worker's engine tells of its prefix cache."""
 
-    def __init__(
-        self,
-        index: PrefixIndex,
-        gossip: PrefixGossip,
-        worker: int,
-        *,
-        max_placed: int = MAX_PLACED,
-    ) -> None:
+    def __init__(self, index: PrefixIndex, gossip: PrefixGossip, worker: int) -> None:
         """`gossip`: tells the other replicas, which know of some prefixes from this one."""
-        self._max_placed = max_placed
         self.index = index
         self._gossip = gossip
         self._worker = worker
         self.heard_unix_s: float | None = None
         """When the last events came."""
         self._noticed = False
-        self._silent = 0
-        self._running: dict[str, _Prompt] = {}
-        self._ended: dict[str, _Prompt] = {}
+        self._prompts: dict[str, _Prompt] = {}
+        """By session id, oldest first."""
         self._block_of: dict[int, Block] = {}
         """Digest of a point -> the block that completes it; oldest first."""
-        self._digests: dict[Block, list[int]] = {}
+        self._digests: dict[Block, set[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._running) + len(self._ended) + len(self._block_of)
+        return len(self._prompts) + len(self._block_of)
 
     def begin(self, points: Points, tokens_per_byte: float) -> str:
         """A prompt is bound to the worker; returns its session id, which nobody can predict."""
+        for _, digest in points:
+            self._free(digest)
+        if len(self._prompts) >= KEPT:
+            oldest = self._prompts.pop(next(iter(self._prompts)))
+            for _, digest in oldest.points if oldest.last is None and self._noticed else ():
+                if digest not in self._block_of:
+                    self._evict(digest)
         session = secrets.token_hex(8)
-        self._running[session] = _Prompt(points, tokens_per_byte)
+        self._prompts[session] = _Prompt(points, tokens_per_byte)
         return session
-
-    def end(self, session: str) -> None:
-        """The prompt's request has ended, served or not."""
-        prompt = self._running.pop(session, None)
-        if prompt is None:
-            return
-        self._place_rest(prompt)
-        self._ended[session] = prompt
-        if len(self._ended) > _ENDED:
-            self._judge(self._ended.pop(next(iter(self._ended))))
 
     def stored(
         self, session: str, blocks: list[Block], parent: Block | None, block_tokens: int
     ) -> None:
         """The engine has these blocks of a prompt, after `parent`."""
-        prompt = self._running.get(session) or self._ended.get(session)
+        prompt = self._prompts.get(session)
         if prompt is None or not blocks:
             return
         if parent is None:  # from the first on, for the first time or again
@@ -101,17 +87,13 @@ class PrefixNotices:
         if not self._noticed:
             self._noticed = True
             self.index.notice(self._worker, on=True)
-        self._silent = 0
-        end = prompt.blocks + len(blocks)
-        for tokens, digest in prompt.points[prompt.placed :]:
-            block = max(0, tokens // block_tokens - 1)
-            if block >= end:
-                break
-            self._place(digest, blocks[block - prompt.blocks])
-            prompt.placed += 1
-        prompt.blocks, prompt.last = end, blocks[-1]
-        if session in self._ended:
-            self._place_rest(prompt)
+        last = len(blocks) - 1
+        for length, digest in prompt.points[prompt.placed :]:
+            place = int(length * prompt.tokens_per_byte) // block_tokens - 1 - prompt.blocks
+            # Those beyond go with the last one: the prompt may have fewer tokens than estimated.
+            self._place(digest, blocks[max(0, min(place, last))])
+            prompt.placed += place <= last
+        prompt.blocks, prompt.last = prompt.blocks + len(blocks), blocks[-1]
 
     def removed(self, blocks: list[Block]) -> None:
         """The engine no longer has these blocks."""
@@ -122,56 +104,34 @@ class PrefixNotices:
 
     def forget(self) -> None:
         """The worker's cache is empty, or unknown."""
-        self._drop()
+        self.stop()
         self.index.forget(self._worker)
 
     def stop(self) -> None:
         """No more is heard: its cache is estimated again."""
-        self._drop()
+        for held in (self._prompts, self._block_of, self._digests):
+            held.clear()
         self._noticed = False
         self.index.notice(self._worker, on=False)
 
-    def _drop(self) -> None:
-        for held in (self._running, self._ended, self._block_of, self._digests):
-            held.clear()
-
-    def _judge(self, prompt: _Prompt) -> None:
-        """Nothing more comes of a prompt."""
-        if prompt.last is not None or not self._noticed:
-            return
-        for digest in prompt.digests:
-            if digest not in self._block_of:
-                self._evict(digest)
-        self._silent += 1
-        if self._silent > _SILENT:
-            self.stop()
-
-    def _place_rest(self, prompt: _Prompt) -> None:
-        """The prompt has fewer tokens than estimated: its last points go with its last block."""
-        if prompt.last is not None:
-            for _, digest in prompt.points[prompt.placed :]:
-                self._place(digest, prompt.last)
-
     def _place(self, digest: int, block: Block) -> None:
-        before = self._block_of.pop(digest, None)
-        if before is not None and before != block:
-            self._take(before, digest)
-        if before != block:
-            self._digests.setdefault(block, []).append(digest)
+        self._free(digest)
         self._block_of[digest] = block
-        if len(self._block_of) > self._max_placed:
+        self._digests.setdefault(block, set()).add(digest)
+        if len(self._block_of) > MAX_PLACED:
             oldest = next(iter(self._block_of))
-            self._take(self._block_of.pop(oldest), oldest)
+            self._free(oldest)
             self._evict(oldest)
 
-    def _take(self, block: Block, digest: int) -> None:
-        digests = self._digests[block]
-        digests.remove(digest)
-        if not digests:
-            del self._digests[block]
+    def _free(self, digest: int) -> None:
+        """A point has no block any more, if it had one."""
+        block = self._block_of.pop(digest, None)
+        if block is not None:
+            digests = self._digests[block]
+            digests.remove(digest)
+            if not digests:
+                del self._digests[block]
 
     def _evict(self, digest: int) -> None:
-        if any(digest in prompt.digests for prompt in self._running.values()):
-            return
         self.index.evict(self._worker, digest)
         self._gossip.evicted(digest, self._worker)

@@ -162,12 +162,8 @@ def _worker_url(url: str) -> str:
 
 
 def _kv_endpoint(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        port = None
-    if not port or url != f"tcp://{parts.netloc}" or "@" in url or not parts.hostname:
+    found = re.fullmatch(r"tcp://(?:[^/@:\s]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})", url)
+    if found is None or not 0 < int(found[1]) < 1 << 16:
         reject("not a ZeroMQ endpoint", "write tcp://host:port, or tcp://*:port")
     if importlib.util.find_spec("zmq") is None:
         reject("pyzmq is not installed", install("kv-events"))

@@ -242,11 +242,9 @@ class Listening:
         return self.pool.notices[0].begin(POINTS, 1.0)
 
     async def served(self) -> None:
-        """The prompt is sent, computed, and its request has ended."""
-        session = self.sent()
-        self.engine.stores(session, FIRST, SECOND, THIRD)
+        """The prompt is sent and computed."""
+        self.engine.stores(self.sent(), FIRST, SECOND, THIRD)
         await self.counted("stored", self.count("stored") + 3)
-        self.pool.notices[0].end(session)
 
     def count(self, kind: str) -> float:
         return self.metrics.kv_events.values.get(("all", kind), 0)
@@ -296,11 +294,10 @@ async def test_a_bound_prompt_outlives_the_eviction_of_its_old_blocks(
     listening: Listening,
 ) -> None:
     await listening.served()
-    session = listening.sent()
+    listening.sent()
     listening.engine.removes(*FIRST, *SECOND, *THIRD)
     await listening.counted("removed", 1)
     assert listening.hit == POINTS[-1][0]
-    listening.pool.notices[0].end(session)
 
 
 @pytest.mark.parametrize("said", ["gap", "cleared", "malformed"])
@@ -349,22 +346,3 @@ async def test_a_subscription_finds_its_engine_again_and_ends_with_its_worker(
     listening.pool.present[0] = False
     listening.events.look()
     assert not listening.pool.notices
-
-
-async def test_a_prompt_that_nobody_computed_is_forgotten_and_nothing_piles_up(
-    listening: Listening,
-) -> None:
-    await listening.served()
-    notices = listening.pool.notices[0]
-    assert listening.pool.prefixes is not None
-    left = tuple((length, digest + 1000) for length, digest in POINTS)
-    listening.pool.prefixes.insert(left, 0)
-    notices.end(notices.begin(left, 1.0))
-    sizes: list[int] = []
-    for _ in range(3):
-        for _ in range(50):
-            await listening.served()
-        sizes.append(len(notices))
-    assert not listening.pool.prefixes.match(left)
-    assert sizes[1] == sizes[2] < 100
-    assert listening.hit == POINTS[-1][0]

@@ -2,15 +2,15 @@
 
 from gateway.scheduling.prefix_gossip import PrefixGossip
 from gateway.scheduling.prefix_index import PrefixIndex
-from gateway.scheduling.prefix_notices import MAX_PLACED, PrefixNotices
+from gateway.scheduling.prefix_notices import KEPT, MAX_PLACED, PrefixNotices
 
 BLOCK = 16
 CAPACITY = 10_000
 
 
-def world(max_placed: int = MAX_PLACED) -> tuple[PrefixIndex, PrefixNotices]:
+def world() -> tuple[PrefixIndex, PrefixNotices]:
     index = PrefixIndex(1, capacity_tokens=CAPACITY)
-    return index, PrefixNotices(index, PrefixGossip(), 0, max_placed=max_placed)
+    return index, PrefixNotices(index, PrefixGossip(), 0)
 
 
 def prompt(number: int, tokens: int = 320) -> tuple[tuple[int, int], ...]:
@@ -30,7 +30,6 @@ def bind(index: PrefixIndex, notices: PrefixNotices, number: int, tokens: int = 
 def serve(index: PrefixIndex, notices: PrefixNotices, number: int, tokens: int = 320) -> None:
     session = bind(index, notices, number, tokens)
     notices.stored(session, blocks(number, tokens), None, BLOCK)
-    notices.end(session)
 
 
 def hit(index: PrefixIndex, number: int, tokens: int = 320) -> int:
@@ -38,7 +37,7 @@ def hit(index: PrefixIndex, number: int, tokens: int = 320) -> int:
     return match[0][0] if match else 0
 
 
-def test_nothing_is_forgotten_by_its_age_while_events_tell_and_all_is_once_they_stop() -> None:
+def test_nothing_is_forgotten_by_its_age_while_events_tell_and_all_is_after_a_gap() -> None:
     index, notices = world()
     serve(index, notices, 0)  # from the next one on
     serve(index, notices, 1)
@@ -46,10 +45,12 @@ def test_nothing_is_forgotten_by_its_age_while_events_tell_and_all_is_once_they_
         serve(index, notices, number)
     assert hit(index, 1) == 320
     index.correct(0, index.insert(prompt(1), 0, 0.25), 0)
+    assert hit(index, 1) == 320
+    notices.forget()
+    assert hit(index, 1) == 0
+    bind(index, notices, 1)
     for number in range(1000, 1000 + 3 * CAPACITY // 320):  # of none of these it tells
-        notices.end(bind(index, notices, number))
-    for number in range(2000, 2000 + 3 * CAPACITY // 320):
-        notices.end(bind(index, notices, number))
+        bind(index, notices, number)
     assert hit(index, 1) == 0
 
 
@@ -67,23 +68,20 @@ def test_prompts_in_pieces_and_with_a_shared_beginning_are_mapped() -> None:
     all_of_it = blocks(1)
     notices.stored(session, all_of_it[:7], None, BLOCK)
     notices.stored(session, all_of_it[7:], all_of_it[6], BLOCK)
-    notices.end(session)
     notices.removed(all_of_it[11:])
     assert hit(index, 1) == 160
     # Preempted, and computed again from its first block on.
     session = bind(index, notices, 1)
     notices.stored(session, all_of_it[:10], None, BLOCK)
     notices.stored(session, all_of_it, None, BLOCK)
-    notices.end(session)
     assert hit(index, 1) == 320
     notices.removed(all_of_it[9:])
     assert hit(index, 1) == 0
 
 
-def test_events_that_come_after_the_end_and_prompts_shorter_than_estimated_count() -> None:
+def test_prompts_shorter_than_estimated_go_with_their_last_block() -> None:
     index, notices = world()
     session = bind(index, notices, 1, tokens=640)
-    notices.end(session)
     notices.stored(session, blocks(1), None, BLOCK)
     assert hit(index, 1, 640) == 640
     notices.removed(blocks(1)[-1:])
@@ -99,12 +97,24 @@ def test_a_chain_whose_beginning_was_not_told_is_left_alone() -> None:
     assert hit(index, 1) == 320
 
 
-def test_what_is_held_is_bounded() -> None:
-    index, notices = world(100)
-    for number in range(300):
+def test_a_prompt_that_nobody_computed_is_forgotten() -> None:
+    index, notices = world()
+    serve(index, notices, 0)
+    bind(index, notices, 1)
+    for number in range(2, 2 + KEPT):
+        assert hit(index, 1) == 320
         serve(index, notices, number)
-    assert len(notices) <= 100 + 64
-    assert (hit(index, 0), hit(index, 299)) == (0, 320)
-    for number in range(250, 300):
-        notices.removed(blocks(number))
-    assert len(notices) <= 64
+    assert (hit(index, 1), hit(index, 2)) == (0, 320)
+
+
+def test_what_is_held_is_bounded() -> None:
+    index, notices = world()
+    most, tokens = MAX_PLACED // 2 + 50, 2 * BLOCK  # two points each
+    for number in range(most):
+        serve(index, notices, number, tokens)
+    assert len(notices) == MAX_PLACED + KEPT
+    assert (hit(index, 49, tokens), hit(index, 50, tokens)) == (0, tokens)
+    for number in range(50, most):
+        notices.removed(blocks(number, tokens))
+    assert len(notices) == KEPT
+    assert hit(index, most - 1, tokens) == 0
