@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from gateway.admission.terms import AdmissionRequest, Denial, Terms
-from gateway.errors import Refusal
+from gateway.errors import Refusal, SluiceError
 from gateway.records.attempt import FoundEngine, PhaseTimeouts, Usage, WorkerAddress
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
@@ -292,6 +292,65 @@ class Directory(Protocol):
 
     async def give_back(self, state: DirectoryState, *, floor: int) -> Written:
         """Join with what a caller knows of a directory that lost writes."""
+
+    async def close(self) -> None:
+        """Close files and connections. Idempotent."""
+
+
+class Changed(SluiceError):
+    """The document is of another version, or gone: somebody else changed it."""
+
+
+class Full(SluiceError):
+    """The tenant has as many open documents of this kind as it may."""
+
+
+class Document(Record, frozen=True, kw_only=True):
+    """A document as a store has it."""
+
+    id: str
+    value: bytes
+    version: int
+    """Grows with every change."""
+
+
+class Documents(Protocol):
+    """Documents that change by compare-and-set, kept apart from the process.
+
+    Kinds and ids are the caller's own words without blanks, never a client's. Methods raise
+    StateFailure; a change may have happened nevertheless, so read before trying it again.
+    """
+
+    async def get(self, kind: str, name: str) -> Document | None:
+        """The document of this id."""
+
+    async def put(
+        self,
+        kind: str,
+        tenant: str,
+        name: str,
+        value: bytes,
+        version: int,
+        *,
+        is_open: bool = True,
+        most: int = 0,
+    ) -> int:
+        """Write a document based on a version (0: it is new), and return the new version.
+
+        `is_open`: `open_names` lists it. `most`: how many open ones of this kind the tenant may
+        have, this one included; 0 for any number. Raises Changed, Full.
+        """
+
+    async def delete(self, kind: str, tenant: str, name: str, version: int) -> None:
+        """Delete a document of this version. Raises Changed."""
+
+    async def page(
+        self, kind: str, tenant: str, after: str, limit: int, *, oldest_first: bool = False
+    ) -> list[Document]:
+        """A tenant's documents by creation, newest first, that follow one ("": from the start)."""
+
+    async def open_names(self, kind: str) -> list[str]:
+        """Ids of all tenants' open documents, oldest first."""
 
     async def close(self) -> None:
         """Close files and connections. Idempotent."""

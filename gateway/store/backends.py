@@ -4,9 +4,10 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gateway.ports import Directory
+from gateway.ports import Directory, Documents
 from gateway.replicas.bus import NoteStore
 from gateway.store.sqlite_directory import SqliteDirectory
+from gateway.store.sqlite_documents import SqliteDocuments
 from gateway.store.sqlite_file import SqliteNotes
 
 if TYPE_CHECKING:
@@ -38,6 +39,19 @@ def open_directory(url: str) -> Directory:
             module = importlib.import_module("gateway.store.redis.directory")
             directory: Directory = module.RedisDirectory(url)
             return directory
+
+
+def open_documents(url: str) -> Documents:
+    """The documents of batches; it does not connect yet."""
+    match backend_of(url):
+        case "memory":
+            return SqliteDocuments(None)
+        case "sqlite":
+            return SqliteDocuments(sqlite_path(url))
+        case "redis":
+            module = importlib.import_module("gateway.store.redis.documents")
+            documents: Documents = module.RedisDocuments(url)
+            return documents
 
 
 def open_cluster(url: str) -> "ClusterStore":

@@ -59,6 +59,18 @@ CREATE TABLE IF NOT EXISTS token_pool (
   record TEXT NOT NULL,
   PRIMARY KEY (kind, model, name)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS document (
+  place INTEGER PRIMARY KEY AUTOINCREMENT,  -- order of creation
+  kind TEXT NOT NULL,
+  tenant TEXT NOT NULL,
+  name TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  open INTEGER NOT NULL,
+  value BLOB NOT NULL,
+  UNIQUE (kind, name)
+) STRICT;
+CREATE INDEX IF NOT EXISTS document_tenant ON document (kind, tenant, place);
+CREATE INDEX IF NOT EXISTS document_open ON document (kind, tenant) WHERE open;
 """
 
 

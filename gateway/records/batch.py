@@ -1,0 +1,178 @@
+"""Batches: their files, what was promised, and what is written of their output."""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from gateway.records.record import Record
+
+Purpose = Literal["batch", "batch_output"]
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+ENDED: Final[frozenset[Status]] = frozenset({"failed", "completed", "expired", "cancelled"})
+"""A batch of these states changes no more."""
+OUTPUTS: Final = ("out", "err")
+"""Output lines and error lines: the suffixes of their parts."""
+
+
+class LineProblem(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a line of an input file is refused."""
+
+    code: str
+    message: str
+    line: int | None = None
+    """From 1; None: of the whole file."""
+    param: str | None = None
+
+
+class StoredFile(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """An input file, with what its validation saw, or the output of a batch."""
+
+    id: str
+    """`file-` and 128 random bits, or for an output `output_id`."""
+    tenant: str
+    purpose: Purpose
+    filename: str
+    bytes: int
+    created_unix_s: int
+    expires_unix_s: int
+    lines: int = 0
+    """Requests: lines that are not blank."""
+    endpoint: str = ""
+    """The one path that its requests name, such as /v1/chat/completions."""
+    model: str = ""
+    """The one model that its requests name, as they name it."""
+    problems: tuple[LineProblem, ...] = ()
+    """The first of its bad lines; a batch of the file fails with them."""
+    output_tokens: int = 0
+    """Sum of its requests' output limits, of those that have one."""
+    unlimited: int = 0
+    """Requests without an output limit."""
+    batch: str = ""
+    """Of an output: the batch whose parts it consists of."""
+
+
+class Part(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A piece of a batch's output that is committed: `BATCH/part-EPOCH-NUMBER`."""
+
+    epoch: int
+    number: int
+    lines: int = 0
+    bytes: int = 0
+    """Of its output lines."""
+    error_lines: int = 0
+    error_bytes: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the input tokens."""
+    output_tokens: int = 0
+
+    def size(self, suffix: str) -> int:
+        """Bytes of its output lines (out) or error lines (err)."""
+        return self.bytes if suffix == "out" else self.error_bytes
+
+
+class Promise(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """When a batch will probably have ended, and what it will cost."""
+
+    finish_p50_unix_s: int
+    finish_p95_unix_s: int
+    cost_nano: int = 0
+    promised_by_unix_s: int | None = None
+    """The time that the gateway stands for; None: for none."""
+
+
+class Batch(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A batch, from its creation to its end."""
+
+    id: str
+    """`batch_` and 128 random bits."""
+    tenant: str
+    entitlement: str
+    """Of its creator, for the model."""
+    key: str = ""
+    """Name of its creator's key; empty for a key of the entitlement's own."""
+    endpoint: str
+    model: str
+    """As its requests name it."""
+    input_file: str
+    completion_window: str
+    """As it was asked for, such as 24h."""
+    window_s: int
+    metadata: Mapping[str, str] | None = None
+    accept_late: bool = False
+    status: Status = "validating"
+    created_unix_s: int
+    expires_unix_s: int
+    """The window's end."""
+    in_progress_unix_s: int | None = None
+    finalizing_unix_s: int | None = None
+    completed_unix_s: int | None = None
+    failed_unix_s: int | None = None
+    expired_unix_s: int | None = None
+    cancelling_unix_s: int | None = None
+    cancelled_unix_s: int | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    problems: tuple[LineProblem, ...] = ()
+    """Why it failed."""
+    owner: str = ""
+    """The replica that runs it; empty for none yet."""
+    epoch: int = 0
+    """Grows by one with each owner, so that a former owner's changes fail."""
+    parts: tuple[Part, ...] = ()
+    promise: Promise | None = None
+    """As made when it was created; None: unpromised."""
+    forecast: Promise | None = None
+    """As it stands now."""
+    message: str = ""
+    """Why it waits, in words."""
+
+    def output_bytes(self, suffix: str) -> int:
+        """Length of its output (out) or its errors (err) so far."""
+        return sum(part.size(suffix) for part in self.parts)
+
+    def part_name(self, part: Part, suffix: str) -> str:
+        """Where a part of its output is stored: out, err, or idx for the items in it."""
+        return f"{self.id}/part-{part.epoch}-{part.number}.{suffix}"
+
+    def outputs(self, *, expires_unix_s: int, now_unix_s: int) -> tuple[StoredFile, ...]:
+        """The files of its output, without those that would be empty."""
+        return tuple(
+            StoredFile(
+                id=output_id(self.id, suffix),
+                tenant=self.tenant,
+                purpose="batch_output",
+                filename=f"{self.id}_{'output' if suffix == 'out' else 'error'}.jsonl",
+                bytes=size,
+                created_unix_s=now_unix_s,
+                expires_unix_s=expires_unix_s,
+                batch=self.id,
+            )
+            for suffix in OUTPUTS
+            if (size := self.output_bytes(suffix))
+        )
+
+
+class BatchItem(Record, frozen=True, kw_only=True):
+    """Which request of which batch a request is."""
+
+    batch: str
+    custom_id: str
+    index: int
+    """Of its line in the input file, from 0."""
+    urgent: bool = False
+    """Its batch's promised time is near: it goes with its entitlement's own terms."""
+
+
+def output_id(batch: str, suffix: str) -> str:
+    """Id of a batch's output file (out) or error file (err)."""
+    return f"file-{batch.removeprefix('batch_')}-{suffix}"
