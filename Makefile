@@ -62,7 +62,7 @@ LOCK = UV_CUSTOM_COMPILE_COMMAND="make update" $(BIN)/uv pip compile --quiet --n
 update: | $(BIN)/python
 	@test -x $(BIN)/uv || $(PIP) install uv
 	$(LOCK) $(UPGRADE) pyproject.toml --extra dev --group build -o requirements/dev.txt
-	$(LOCK) pyproject.toml --extra jwt --extra k8s --extra kv-events --extra redis --extra otel -c requirements/dev.txt -o requirements/runtime.txt
+	$(LOCK) pyproject.toml --extra jwt --extra k8s --extra kv-events --extra redis --extra otel --extra s3 -c requirements/dev.txt -o requirements/runtime.txt
 	$(LOCK) --group build -c requirements/dev.txt -o requirements/build.txt
 
 demo: $(VENV)/.runtime

@@ -1,0 +1,1 @@
+"""Batches: files of requests that run on what live traffic leaves."""
