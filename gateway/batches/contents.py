@@ -62,11 +62,18 @@ class Contents:
         finally:
             await writing.discard()
 
-    async def read(self, name: str, start: int, end: int) -> bytes:
+    async def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         """The bytes from `start` up to `end`, or up to the content's own end."""
-        path = f"{self.root}/{name}"
-        data: bytes = await self.begin(lambda: self.system.cat_file(path, start=start, end=end))
-        return data
+
+        def work() -> bytes:
+            try:
+                return bytes(self.system.cat_file(f"{self.root}/{name}", start=start, end=end))
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # S3: nothing is there from `start` on
+                    return b""
+                raise
+
+        return await self.begin(work)
 
     async def delete(self, name: str) -> None:
         """Delete a content, or all below a name. Nothing happens if there is none."""

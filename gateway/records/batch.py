@@ -107,6 +107,8 @@ class Batch(Record, frozen=True, kw_only=True, omit_defaults=True):
     """As it was asked for, such as 24h."""
     window_s: int
     metadata: Mapping[str, str] | None = None
+    keep_s: int = 30 * 86_400
+    """How long the files of its output are kept."""
     accept_late: bool = False
     status: Status = "validating"
     created_unix_s: int
@@ -144,7 +146,7 @@ class Batch(Record, frozen=True, kw_only=True, omit_defaults=True):
         """Where a part of its output is stored: out, err, or idx for the items in it."""
         return f"{self.id}/part-{part.epoch}-{part.number}.{suffix}"
 
-    def outputs(self, *, expires_unix_s: int, now_unix_s: int) -> tuple[StoredFile, ...]:
+    def outputs(self, *, now_unix_s: int) -> tuple[StoredFile, ...]:
         """The files of its output, without those that would be empty."""
         return tuple(
             StoredFile(
@@ -154,7 +156,7 @@ class Batch(Record, frozen=True, kw_only=True, omit_defaults=True):
                 filename=f"{self.id}_{'output' if suffix == 'out' else 'error'}.jsonl",
                 bytes=size,
                 created_unix_s=now_unix_s,
-                expires_unix_s=expires_unix_s,
+                expires_unix_s=now_unix_s + self.keep_s,
                 batch=self.id,
             )
             for suffix in OUTPUTS

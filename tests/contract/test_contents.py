@@ -56,6 +56,8 @@ async def test_a_content_is_read_by_ranges(contents: Contents) -> None:
     assert await contents.read("batch_1/part-1-1.out", 0, 10) == b"0123456789"
     assert await contents.read("batch_1/part-1-1.out", 3, 5) == b"34"
     assert await contents.read("batch_1/part-1-1.out", 8, 99) == b"89"
+    assert await contents.read("batch_1/part-1-1.out", 10, 99) == b""
+    assert await contents.read("batch_1/part-1-1.out") == b"0123456789"
     await contents.write("batch_1/part-1-1.out", b"new")
     assert await contents.read("batch_1/part-1-1.out", 0, 10) == b"new"
     with pytest.raises(StateFailure):
