@@ -89,7 +89,11 @@ BENCHES = {
     ),
     "fleetopt": Bench(
         "FleetOpt's tables and simulated fleets; from a log: plan, serve, replay",
-        {"tables": "fleetopt.run:run", "replay": "fleetopt.replay:run"},
+        {
+            "tables": "fleetopt.run:run",
+            "replay": "fleetopt.replay:run",
+            "boundaries": "fleetopt.boundaries:run",
+        },
         1,
     ),
     "phases": Bench(

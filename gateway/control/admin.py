@@ -217,6 +217,7 @@ def describe_fleet(
                 "max_model_len": shape.window_tokens,
                 "beyond_window_tokens": pool.beyond_window_tokens,
                 "b_short": shape.boundary_tokens,
+                "boundary_move": _boundary_move(served, pool.name, now_s),
                 "max_num_seqs": pool.slots_per_worker,
                 "inflight": served.fleet.inflight(index),
                 "ready_slots": len(sound) * pool.slots_per_worker,
@@ -237,6 +238,21 @@ def describe_fleet(
             for name in served.adapters.names
         },
         "pools": pools,
+    }
+
+
+def _boundary_move(served: ModelRuntime, pool: str, now_s: float) -> dict[str, Any] | None:
+    """The newest move of the boundary above a pool, made or proposed; None if there was none."""
+    watch = served.watch
+    if watch is None or watch.control is None or pool not in watch.moves:
+        return None
+    at_s, move = watch.moves[pool]
+    return {
+        "made": not watch.control.observe,
+        "before": move.before,
+        "after": move.after,
+        "reason": move.reason,
+        "ago_s": round(now_s - at_s),
     }
 
 

@@ -1,4 +1,6 @@
-"""Move the boundaries between pools by the rate of errors (error-driven threshold discovery).
+"""Move the boundaries between pools by errors, and by unequal pressure.
+
+The first rule is error-driven threshold discovery.
 
 The token-budget paper (section 7) names the idea without figures; the first threshold is the
 alert in its section 8: more than 1 % preempted over 5 minutes. The errors of a pool are
@@ -22,6 +24,15 @@ Rules for each boundary, by the errors of the pool below it:
 - A boundary stays within the configured minimum and the pool's window, and strictly between its
   neighbours.
 
+The second rule follows Proposition 1 of FleetOpt: with nodes of one kind, a boundary is best where
+both pools are equally busy. It applies where errors ask for no tightening:
+
+- One pool queues and its neighbour idles, in each of five samples: the boundary moves by 10 %
+  towards the one that idles, and five new samples are needed for another move.
+- Up, it never passes 95 % of a remembered ceiling, and needs the calm of relaxing.
+- A move back within two hours needs twice the samples of the move before, up to 60. For as long,
+  a boundary that was lowered is not relaxed.
+
 Each gateway replica decides by itself. All read the same engines' preemptions and see equal
 samples of rescues and overruns, so they move alike, though not in the same minute.
 """
@@ -30,7 +41,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 from gateway.records.record import Record
 
@@ -40,6 +52,11 @@ TIGHTEN_ABOVE: Final = 0.01
 TIGHTEN_BY: Final = 0.10
 RELAX_BELOW: Final = 0.002
 RELAX_BY: Final = 0.02
+QUEUES_ABOVE: Final = 0.1
+"""A pool queues while more wait than this share of its slots, or find no place in it than this
+share of its requests."""
+IDLES_BELOW: Final = 0.5
+"""A pool idles while its load is below this, and it does not queue."""
 NEAR_CEILING: Final = 0.95
 """Share of the remembered ceiling up to which a boundary may rise again."""
 CEILING_S: Final = 3600.0
@@ -75,6 +92,32 @@ class PoolSample:
     """Requests that the pool's engines finished, from any sender."""
     load: float = 0.0
     """The larger of the pool's shares of slots and of KV cache in use now, 0 to 1."""
+    waiting: float = 0.0
+    """Sequences that wait for its engines or at them now, as a share of its slots."""
+    turned_away: int = 0
+    """Requests that belong to it and were refused, or spilled to another, for want of room."""
+
+    @property
+    def queues(self) -> bool:
+        """Whether more is asked of the pool than it can run."""
+        asked = self.requests + self.turned_away
+        return self.waiting > QUEUES_ABOVE or self.turned_away > QUEUES_ABOVE * asked
+
+    @property
+    def idles(self) -> bool:
+        """Whether most of the pool is free."""
+        return self.load < IDLES_BELOW and not self.queues
+
+
+def unequal_pressure(smaller: Sequence[PoolSample], larger: Sequence[PoolSample]) -> int:
+    """Where the boundary between two pools should go: 1 up, -1 down, 0 to stay.
+
+    The samples, one or more, are of the same minutes; all must agree.
+    """
+    pairs = list(zip(smaller, larger, strict=True))
+    if all(above.queues and below.idles for below, above in pairs):
+        return 1
+    return -1 if all(below.queues and above.idles for below, above in pairs) else 0
 
 
 class BoundaryBounds(Record, frozen=True, kw_only=True):
@@ -116,33 +159,34 @@ class BoundaryControl:
         return tuple(sum(_parts(boundary.window)) for boundary in self._all)
 
     def step(self, now_s: float, samples: Sequence[PoolSample]) -> list[Move]:
-        """Take a sample of each pool but the last; returns the moves that follow."""
+        """Take a sample of each pool; returns the moves that follow."""
         moves = []
-        for index, (boundary, sample) in enumerate(zip(self._all, samples, strict=True)):
-            wanted, window = boundary.decide(now_s, sample)
-            if not window:
+        pairs = zip(self._all, pairwise(samples), strict=True)
+        for index, (boundary, (smaller, larger)) in enumerate(pairs):
+            wanted = boundary.decide(now_s, smaller, larger)
+            if wanted is None:
                 continue
             least, most = boundary.bounds.least, boundary.bounds.most
             if index > 0:
                 least = max(least, self._all[index - 1].tokens + 1)
             if index + 1 < len(self._all):
                 most = min(most, self._all[index + 1].tokens - 1)
-            tighten, after = wanted < boundary.tokens, min(max(wanted, least), most)
+            tighten, after = wanted.tokens < boundary.tokens, min(max(wanted.tokens, least), most)
             if (after < boundary.tokens) != tighten or after == boundary.tokens:
                 continue
-            preempted, rescued, overrun = (100 * part for part in _parts(window))
-            limit = f"above {100 * TIGHTEN_ABOVE:g}" if tighten else f"under {100 * RELAX_BELOW:g}"
-            moves.append(
-                Move(
-                    pool=boundary.bounds.pool,
-                    before=boundary.tokens,
-                    after=after,
-                    reason=f"{preempted:.2g} % preempted, {rescued:.2g} % rescued, "
-                    f"{overrun:.2g} % overrun in {len(window)} min, {limit} %",
-                )
-            )
-            boundary.moved(None if self.observe else after, now_s)
+            name = boundary.bounds.pool
+            moves.append(Move(pool=name, before=boundary.tokens, after=after, reason=wanted.reason))
+            boundary.moved(wanted, None if self.observe else after, now_s)
         return moves
+
+
+class _Wanted(NamedTuple):
+    """Where a rule wants a boundary."""
+
+    tokens: int
+    reason: str
+    minutes: int = 0
+    """Samples that show unequal pressure; 0 where errors ask for the move."""
 
 
 class _Boundary:
@@ -152,6 +196,13 @@ class _Boundary:
         self.bounds = bounds
         self.tokens = bounds.start
         self._samples: list[PoolSample] = []
+        self._larger: list[PoolSample] = []
+        """Those of the pool above, of the same minutes."""
+        self._pressed = 0
+        """Where the last move for unequal pressure went, as in `unequal_pressure`."""
+        self._pressed_minutes = 0
+        self._pressed_until_s = 0.0
+        """Until then a move back needs more than those minutes of evidence."""
         self._ceiling = 0
         """The last boundary that was too high, in tokens; 0 for none yet."""
         self._ceiling_s = 0.0
@@ -165,34 +216,76 @@ class _Boundary:
         """The samples of the last five minutes, or since the last move."""
         return self._samples[-_WINDOW_SAMPLES:]
 
-    def decide(self, now_s: float, sample: PoolSample) -> tuple[int, list[PoolSample]]:
-        """Take one more sample; returns where to move, and the samples that say so; [] for none."""
-        draining, self._load = sample.load < _DRAINING * self._load, sample.load
+    def decide(self, now_s: float, smaller: PoolSample, larger: PoolSample) -> _Wanted | None:
+        """Take one more sample of the pools on both sides; returns where to move, None to stay."""
+        draining, self._load = smaller.load < _DRAINING * self._load, smaller.load
         if self._skip:
             self._skip = False
-            return self.tokens, []
-        self._samples = [*self._samples[1 - _MAX_SAMPLES :], sample]
+            return None
+        self._samples = [*self._samples[1 - _MAX_SAMPLES :], smaller]
+        self._larger = [*self._larger[1 - _MAX_SAMPLES :], larger]
+        wanted = self._by_errors(now_s, draining=draining)
+        if wanted is not None and wanted.tokens < self.tokens:
+            return wanted
+        if now_s < self._pressed_until_s and self._pressed < 0:
+            wanted = None
+        return self._by_pressure(now_s) or wanted
+
+    def _by_pressure(self, now_s: float) -> _Wanted | None:
+        """Where equal pressure is sought; None to stay."""
+        minutes = _WINDOW_SAMPLES
+        towards = unequal_pressure(self._samples[-minutes:], self._larger[-minutes:])
+        if now_s < self._pressed_until_s and towards != self._pressed:
+            minutes = min(2 * self._pressed_minutes, _MAX_SAMPLES)
+        window, larger = self._samples[-minutes:], self._larger[-minutes:]
+        if len(window) < minutes or not towards or unequal_pressure(window, larger) != towards:
+            return None
+        full, free = (larger, window) if towards > 0 else (window, larger)
+        reason = (
+            f"the {'larger' if towards > 0 else 'smaller'} pool queues for {minutes} min (at least "
+            f"{100 * min(s.waiting for s in full):.0f} % of its slots wait, "
+            f"{sum(s.turned_away for s in full)} requests found no place), the other idles (at "
+            f"most {100 * max(s.load for s in free):.0f} % in use)"
+        )
+        if towards < 0:
+            return _Wanted(math.floor(self.tokens * (1 - TIGHTEN_BY)), reason, minutes)
+        if sum(_parts(window)) >= RELAX_BELOW:
+            return None
+        higher = math.ceil(self.tokens * (1 + TIGHTEN_BY))
+        if now_s < self._ceiling_until_s:
+            higher = min(higher, max(self.tokens, math.floor(NEAR_CEILING * self._ceiling)))
+        return _Wanted(higher, reason, minutes)
+
+    def _by_errors(self, now_s: float, *, draining: bool) -> _Wanted | None:
+        """Where errors of the pool below ask for the boundary; None to stay."""
         window = self.window
         errors = sum(s.preemptions + s.rescues + s.overruns for s in window) - _forged(window)
         wrong = sum(_parts(window)) > TIGHTEN_ABOVE and errors >= FEWEST_ERRORS
         if wrong and (len(window) == _WINDOW_SAMPLES or (self._urgent and not draining)):
-            return math.floor(self.tokens * (1 - TIGHTEN_BY)), window
+            reason = f"{_said(window)}, above {100 * TIGHTEN_ABOVE:g} %"
+            return _Wanted(math.floor(self.tokens * (1 - TIGHTEN_BY)), reason)
         self._urgent = wrong and self._urgent
         higher = math.ceil(self.tokens * (1 + RELAX_BY))
         if now_s < self._ceiling_until_s and higher > NEAR_CEILING * self._ceiling:
-            return self.tokens, []
+            return None
         for count in range(_WINDOW_SAMPLES, len(self._samples) + 1):
             window = self._samples[-count:]
             requests = sum(s.requests for s in window)
             if requests >= FEWEST_REQUESTS or (requests and count == _MAX_SAMPLES):
                 calm = sum(_parts(window)) < RELAX_BELOW and max(s.load for s in window) <= FULLEST
-                return higher, window if calm else []
-        return self.tokens, []
+                reason = f"{_said(window)}, under {100 * RELAX_BELOW:g} %"
+                return _Wanted(higher, reason) if calm else None
+        return None
 
-    def moved(self, tokens: int | None, now_s: float) -> None:
+    def moved(self, wanted: _Wanted, tokens: int | None, now_s: float) -> None:
         """Note a move to `tokens` (None: only observed); the evidence starts afresh."""
-        self._samples = []
+        self._samples, self._larger = [], []
         if tokens is None:
+            return
+        if wanted.minutes:
+            self._pressed, self._pressed_minutes = 1 if tokens > self.tokens else -1, wanted.minutes
+            self._pressed_until_s = now_s + 2 * CEILING_S
+            self.tokens = tokens
             return
         tighten = tokens < self.tokens
         if tighten:
@@ -214,6 +307,15 @@ def _forged(window: Sequence[PoolSample]) -> int:
         return 0
     most = max(wrong.values())
     return max(0, most - max(wrong.total() - most, ALWAYS_COUNTED))
+
+
+def _said(window: Sequence[PoolSample]) -> str:
+    """Errors in words."""
+    preempted, rescued, overrun = (100 * part for part in _parts(window))
+    return (
+        f"{preempted:.2g} % preempted, {rescued:.2g} % rescued, {overrun:.2g} % overrun "
+        f"in {len(window)} min"
+    )
 
 
 def _parts(window: Sequence[PoolSample]) -> tuple[float, float, float]:

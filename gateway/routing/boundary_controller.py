@@ -51,11 +51,13 @@ class BoundaryController:
                 _log.warning(line, served.name)
             if control is None:
                 continue
-            pools = served.fleet.routed[:-1]
+            pools = served.fleet.routed
             samples = [watch.sample(place, pool) for place, pool in enumerate(pools)]
-            moved = control.step(self._clock(), samples)
+            now_s = self._clock()
+            moved = control.step(now_s, samples)
             watch.shares = control.shares
             for move in moved:
+                watch.moves[move.pool] = now_s, move
                 _log.warning(
                     "boundary of %s/%s: %s%d -> %d tokens (%s)",
                     *(served.name, move.pool, "would move " if control.observe else ""),

@@ -15,11 +15,13 @@ from typing import Final
 from gateway.estimate.length_drift import LengthDrift
 from gateway.fleet.fleet import PoolState
 from gateway.records.decision import DecisionRecord
-from gateway.routing.boundary_control import BoundaryControl, PoolSample
+from gateway.routing.boundary_control import BoundaryControl, Move, PoolSample
 from gateway.routing.routing import PoolShape, Routing
 
 _TOO_LONG: Final = frozenset({"overflow", "empty"})
 """Results of an attempt after which the next larger window is tried."""
+_NO_PLACE: Final = frozenset({"priority", "queue_full", "queue_timeout"})
+"""Refusals for want of room in a pool, whoever asks."""
 _MAX_TENANTS: Final = 1024
 """Most tenants counted separately between two samples."""
 
@@ -48,6 +50,8 @@ class BoundaryWatch:
         self.drift = LengthDrift(planned) if planned else None
         self.drifted = False
         """Whether the log told of drift."""
+        self.moves: dict[str, tuple[float, Move]] = {}
+        """By pool below the boundary: the newest move, made or only proposed, and when."""
         self.shares: tuple[float, ...] = ()
         """Errors by boundary as shares of requests, where boundary control is on."""
         self._shapes: Sequence[PoolShape] = ()
@@ -60,6 +64,7 @@ class BoundaryWatch:
         if routing.pools is not self._shapes:  # a boundary moved
             self._shapes = routing.pools
             index = self._index = {shape.name: i for i, shape in enumerate(routing.pools)}
+        self._count_turned_away(index, record)
         attempts, tenant = record.attempts, record.tenant or ""
         usage, cap_tokens = record.usage, record.estimate.cap_tokens
         if len(attempts) > 1:  # the last one of each pool counts
@@ -92,6 +97,14 @@ class BoundaryWatch:
         if self.drift is not None and prompt:
             self.drift.add(record.compression.sent_tokens(prompt) + answer)
 
+    def _count_turned_away(self, index: dict[str, int], record: DecisionRecord) -> None:
+        """Count a request that found no room where it belongs."""
+        if record.reason not in _NO_PLACE and not record.admission.spilled:
+            return
+        place = index.get(record.admission.asked_pool or record.plan.pool or "")
+        if place is not None:
+            self.pools[place].turned_away += 1
+
     def sample(self, pool: int, state: PoolState) -> PoolSample:
         """What happened in a pool since its last sample."""
         sample, view = self.pools[pool], state.view
@@ -110,6 +123,8 @@ class BoundaryWatch:
         sample.preemptions, sample.finished = now[0] - before[0], now[1] - before[1]
         sequences = sum((engine.running or 0.0) + (engine.waiting or 0.0) for engine in tell)
         slots = max(1, len(state.alive) * state.slots_per_worker)
+        queued = max(0, state.inflight - state.total_active)
+        sample.waiting = (queued + sum(engine.waiting or 0.0 for engine in tell)) / slots
         sample.load = max(
             max(state.inflight, sequences) / slots,
             sum(engine.kv_usage or 0.0 for engine in tell) / max(1, len(tell)),

@@ -61,7 +61,7 @@ class BoundaryConfig(Section):
     gamma: Factor = 1.5
     """Compression window: requests up to gamma x boundary may be compressed (1: none)."""
     auto: Flag = False
-    """Let preemptions, rescues and overruns move the boundaries."""
+    """Let errors, and one pool that queues while the other idles, move the boundaries."""
     mode: Literal["enforce", "observe"] | None = None
     """observe: moves are computed, logged and counted, not applied; default: the model's mode."""
     b_short_min: Bounds | None = None

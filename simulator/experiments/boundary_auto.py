@@ -81,34 +81,39 @@ class Steered(msgspec.Struct, frozen=True, kw_only=True):
         return sum(s.preemptions for s in inside) / max(1.0, sum(s.finished for s in inside))
 
 
-class _Steer:
+class ControlSteer:
     """The gateway's periodic control step, in virtual time."""
 
     every_s = SAMPLE_S
 
-    def __init__(self, control: BoundaryControl, *, active: bool) -> None:
+    def __init__(self, control: BoundaryControl, *, active: bool, pressure: bool = False) -> None:
+        """Without `pressure` the control does not see what waits, and errors alone move it."""
         self._control = control
         self._active = active
-        self._before = (0, 0, 0)
+        self._pressure = pressure
+        self._before = [(0, 0, 0)] * 2
         self.minutes: list[Minute] = []
         self.moves: list[tuple[float, Move]] = []
 
     def step(self, now_s: float, pools: Sequence[PoolObservation]) -> Sequence[int] | None:
-        short = pools[0]
-        now = (short.sent, short.finished, short.preemptions)
-        sent, finished, preempted = (b - a for a, b in zip(self._before, now, strict=True))
-        self._before = now
-        sample = PoolSample(
+        samples = [self._sample(place, pool) for place, pool in enumerate(pools)]
+        moves = self._control.step(now_s, samples) if self._active else []
+        self.moves += [(now_s, move) for move in moves]
+        boundary = self._control.boundaries[0]
+        self.minutes.append(Minute(at_s=now_s, boundary=boundary, sample=samples[0]))
+        return self._control.boundaries if moves else None
+
+    def _sample(self, place: int, pool: PoolObservation) -> PoolSample:
+        now = (pool.sent, pool.finished, pool.preemptions)
+        sent, finished, preempted = (b - a for a, b in zip(self._before[place], now, strict=True))
+        self._before[place] = now
+        return PoolSample(
             requests=sent,
             finished=finished,
             preemptions=preempted,
-            load=max(short.slots_used, short.kv_used),
+            load=max(pool.slots_used, pool.kv_used),
+            waiting=pool.waiting if self._pressure else 0.0,
         )
-        moves = self._control.step(now_s, [sample]) if self._active else []
-        self.moves += [(now_s, move) for move in moves]
-        boundary = self._control.boundaries[0]
-        self.minutes.append(Minute(at_s=now_s, boundary=boundary, sample=sample))
-        return self._control.boundaries if moves else None
 
 
 def run(scenario: BoundaryScenario, *, active: bool = True) -> Steered:
@@ -116,7 +121,7 @@ def run(scenario: BoundaryScenario, *, active: bool = True) -> Steered:
     bounds = BoundaryBounds(
         pool="short", start=scenario.boundary, least=scenario.least, most=scenario.window
     )
-    steer = _Steer(BoundaryControl([bounds]), active=active)
+    steer = ControlSteer(BoundaryControl([bounds]), active=active)
     outcome = simulate(_fleet(scenario), _traffic(scenario), seed=scenario.seed, steer=steer)
     return Steered(
         scenario=scenario,

@@ -57,6 +57,8 @@ class PoolObservation(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     slots_used: float
     """Sequences over slots; above 1 while requests wait."""
+    waiting: float
+    """Sequences that wait at the engines, over slots."""
     kv_used: float
     """Share of its KV cache in use."""
 
@@ -275,6 +277,7 @@ class _FleetRun:
                     finished=sent[p] - state.inflight,
                     preemptions=preempted[p],
                     slots_used=state.inflight / (len(state.workers) * state.slots_per_worker),
+                    waiting=self._waiting(p),
                     kv_used=self._kv_used(p),
                 )
                 for p, state in enumerate(self._states)
@@ -314,9 +317,16 @@ class _FleetRun:
 
     def _kv_used(self, pool: int) -> float:
         """Mean share of KV blocks in use over a pool's instances."""
-        first, spec = self._first[pool], self._spec.pools[pool]
-        used = sum(i.used_blocks for i in self._instances[first : first + spec.instances])
-        return used / (spec.instances * spec.profile.kv_blocks)
+        used = sum(instance.used_blocks for instance in self._of(pool))
+        return used / (len(self._of(pool)) * self._spec.pools[pool].profile.kv_blocks)
+
+    def _waiting(self, pool: int) -> float:
+        waiting = sum(instance.waiting for instance in self._of(pool))
+        return waiting / (len(self._of(pool)) * self._spec.pools[pool].profile.max_num_seqs)
+
+    def _of(self, pool: int) -> list[Instance]:
+        first = self._first[pool]
+        return self._instances[first : first + self._spec.pools[pool].instances]
 
     def _preemptions(self) -> tuple[int, ...]:
         """Preemptions so far, by pool."""

@@ -106,6 +106,8 @@ function slotsOf(pool) {
   ];
 }
 
+const moveOf = (move) => `${move.made ? "moved" : "proposed"} ${seconds(move.ago_s)} ago: ${count(move.before)} to ${count(move.after)} tokens, as ${move.reason}`;
+
 const queueOf = (pool) => (pool.queue ? `${count(sum(pool.queue))} (${pool.queue.join(" / ")})` : "0");
 
 function poolCard(pool, all) {
@@ -115,6 +117,7 @@ function poolCard(pool, all) {
   const rows = [
     ...(first ? [["Queue of prefill", queueOf(first)], ["Queue of decode", queueOf(pool)]] : [["Queue", queueOf(pool)]]),
     ["Boundary", pool.b_short == null ? "none, takes the rest" : `${count(pool.b_short)} tokens`],
+    ...(pool.boundary_move ? [["Its newest move", moveOf(pool.boundary_move)]] : []),
     ["Window", `${count(pool.max_model_len)} tokens`],
     ["Desired replicas", count(admission.desired_replicas || null)],
     ["Predictor coverage", percent((first || pool).coverage)],

@@ -18,21 +18,34 @@ from gateway.routing.boundary_control import (
 SHORT = BoundaryBounds(pool="short", start=8192, least=2048, most=16_384)
 
 
-def sample(share: float = 0.0, *, requests: int = 1000, load: float = 0.3) -> PoolSample:
+def sample(
+    share: float = 0.0, *, requests: int = 1000, load: float = 0.3, waiting: float = 0.0
+) -> PoolSample:
     """A minute in which so many of the requests were preempted."""
     return PoolSample(
-        requests=requests, finished=float(requests), preemptions=share * requests, load=load
+        requests=requests,
+        finished=float(requests),
+        preemptions=share * requests,
+        load=load,
+        waiting=waiting,
     )
 
 
+HALF_FULL = PoolSample(load=0.6)
+
+
 def drive(
-    control: BoundaryControl, minutes: int, happens: Callable[[int], PoolSample], start: int = 0
+    control: BoundaryControl,
+    minutes: int,
+    happens: Callable[[int], PoolSample],
+    start: int = 0,
+    larger: PoolSample = HALF_FULL,
 ) -> list[tuple[int, Move]]:
-    """(minute, move) of a one-boundary control; `happens` by boundary."""
+    """(minute, move) of a one-boundary control; `happens` by boundary, `larger` above it."""
     return [
         (minute, move)
         for minute in range(start + 1, start + minutes + 1)
-        for move in control.step(SAMPLE_S * minute, [happens(control.boundaries[0])])
+        for move in control.step(SAMPLE_S * minute, [happens(control.boundaries[0]), larger])
     ]
 
 
@@ -106,7 +119,8 @@ def test_one_tenant_at_most_doubles_what_the_others_say(forged: list[int], hones
     control = BoundaryControl([SHORT], observe=True)
     for minute, count in enumerate(forged, 1):
         wrong = {"a": honest, "evil": count}
-        control.step(60.0 * minute, [PoolSample(requests=100, rescues=honest + count, wrong=wrong)])
+        below = PoolSample(requests=100, rescues=honest + count, wrong=wrong)
+        control.step(60.0 * minute, [below, PoolSample()])
         # In each window: the others' once more, or two in all, if it is but a minute long.
         assert control.shares[0] <= (honest + max(honest, 2)) / 100 + 1e-9
 
@@ -129,6 +143,70 @@ def test_it_does_not_oscillate_around_a_cliff() -> None:
     assert 6300 <= control.boundaries[0] <= 7000
 
 
+QUEUES, IDLES = sample(load=1.2, waiting=0.2), sample(load=0.2)
+
+
+def test_a_boundary_moves_towards_the_pool_that_idles_while_the_other_queues() -> None:
+    control = BoundaryControl([SHORT])
+    up = drive(control, 10, lambda _: IDLES, larger=QUEUES)
+    assert [(minute, m.after) for minute, m in up] == [(5, 9012), (10, 9914)]
+    assert up[0][1].reason == (
+        "the larger pool queues for 5 min (at least 20 % of its slots wait, "
+        "0 requests found no place), the other idles (at most 20 % in use)"
+    )
+    down = drive(control, 15, lambda _: QUEUES, start=10, larger=IDLES)
+    assert [(minute, m.after) for minute, m in down] == [(20, 8922), (25, 8029)]
+    assert down[0][1].reason.startswith("the smaller pool queues")
+
+
+@pytest.mark.parametrize(
+    ("smaller", "larger"),
+    [
+        (sample(load=0.55), QUEUES),
+        (QUEUES, sample(load=0.55)),
+        (QUEUES, QUEUES),
+        (sample(0.005), QUEUES),
+        (sample(load=0.2, waiting=0.2), QUEUES),
+    ],
+    ids=["half full", "half full above", "both queue", "errors below", "waits for KV"],
+)
+def test_equal_pressure_moves_nothing_up_or_down(smaller: PoolSample, larger: PoolSample) -> None:
+    moves = drive(BoundaryControl([SHORT]), 60, lambda _: smaller, larger=larger)
+    assert not [move for _, move in moves if "queues" in move.reason]
+
+
+def test_requests_that_find_no_place_are_pressure_too() -> None:
+    full = PoolSample(requests=800, load=1.0, turned_away=200)
+    assert drive(BoundaryControl([SHORT]), 5, lambda _: IDLES, larger=full)
+    nearly = PoolSample(requests=950, load=1.0, turned_away=50)
+    moves = drive(BoundaryControl([SHORT]), 5, lambda _: IDLES, larger=nearly)
+    assert [m.after for _, m in moves] == [8356]  # errors alone relax it
+
+
+def test_pressure_respects_what_was_too_high_before() -> None:
+    control = BoundaryControl([SHORT])
+    moves = drive(control, 50, lambda b: sample(0.02) if b > 8000 else IDLES, larger=QUEUES)
+    assert [m.after for _, m in moves] == [7372, 7782]  # .95 of 8,192
+
+
+def test_what_pressure_lowered_is_not_relaxed_for_two_hours() -> None:
+    control = BoundaryControl([SHORT])
+    drive(control, 5, lambda _: QUEUES, larger=IDLES)
+    moves = drive(control, 130, lambda _: sample(0.001), start=5)
+    assert next((minute, m.after) for minute, m in moves) == (125, 7520)
+
+
+def test_with_all_requests_at_the_boundary_it_turns_ever_more_rarely() -> None:
+    """Below 7,000 all go to the larger pool, above it all to the smaller one."""
+    control = BoundaryControl([SHORT])
+    few = sample(load=0.2, requests=1)  # too few for errors to relax it
+    turns = []
+    for minute in range(1, 12 * 60):
+        pools = [QUEUES, few] if control.boundaries[0] > 7000 else [few, QUEUES]
+        turns += [minute for _ in control.step(60.0 * minute, pools)]
+    assert [later - first for first, later in pairwise(turns)][:7] == [5, 10, 20, 40, 60, 60, 60]
+
+
 def test_boundaries_of_three_pools_move_apart_and_never_meet() -> None:
     control = BoundaryControl(
         [
@@ -137,7 +215,7 @@ def test_boundaries_of_three_pools_move_apart_and_never_meet() -> None:
         ]
     )
     for minute in range(1, 200):
-        control.step(60.0 * minute, [sample(0.0), sample(0.5)])
+        control.step(60.0 * minute, [sample(0.0), sample(0.5), sample(load=0.6)])
         low, high = control.boundaries
         assert low < high
     assert control.boundaries[1] - control.boundaries[0] == 1
@@ -154,13 +232,18 @@ def test_boundaries_of_three_pools_move_apart_and_never_meet() -> None:
             preemptions=st.floats(0, 500),
             finished=st.floats(0, 2000),
             load=st.floats(0, 3),
+            waiting=st.floats(0, 3),
         ),
         max_size=80,
-    )
+    ),
+    st.sampled_from([PoolSample(), sample(load=1.5, waiting=0.5)]),
 )
-def test_it_stays_in_bounds_by_steps_of_the_stated_size(samples: list[PoolSample]) -> None:
+def test_it_stays_in_bounds_by_steps_of_the_stated_size(
+    samples: list[PoolSample], larger: PoolSample
+) -> None:
     control = BoundaryControl([SHORT])
     for minute, one in enumerate(samples):
-        for move in control.step(60.0 * minute, [one]):
-            assert 0.899 * move.before <= move.after <= 1.02 * move.before + 1
+        for move in control.step(60.0 * minute, [one, larger]):
+            most = 1.10 if "queues" in move.reason else 1.02
+            assert 0.899 * move.before <= move.after <= most * move.before + 1
         assert SHORT.least <= control.boundaries[0] <= SHORT.most

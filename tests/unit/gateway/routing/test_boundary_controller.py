@@ -239,3 +239,44 @@ def test_while_no_engine_tells_its_counters_nothing_falls_or_rises() -> None:
     record(state.view, 0, told, 180.0)
     again = watch.sample(0, state)
     assert (again.preemptions, again.finished) == (0.0, 0.0)
+
+
+def test_a_pool_that_idles_gets_the_requests_of_one_that_queues(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(observe=True)
+    short, long = world.served.fleet.pools
+    for pool, waiting in ((short, 0.0), (long, 20.0)):
+        told = EngineSample(preemptions_total=0.0, finished_total=0.0, running=1.0, waiting=waiting)
+        record(pool.view, 0, told, 0.0)
+    with caplog.at_level(logging.WARNING, "sluice.boundary"):
+        for _ in range(5):
+            world.now_s += 60.0
+            world.chore.look()
+    assert boundary(world.served) == 8192  # its window is the most that it may be
+    assert world.served.watch is not None
+    assert world.served.watch.moves == {}
+    told = EngineSample(preemptions_total=0.0, finished_total=0.0, running=1.0, waiting=0.0)
+    record(long.view, 0, told, 0.0)
+    short.inflight += 10  # queued in the gateway, at no worker yet
+    for _ in range(5):
+        world.now_s += 60.0
+        world.chore.look()
+    _, move = world.served.watch.moves["short"]
+    assert (move.before, move.after) == (8192, 7372)
+    assert move.reason.startswith("the smaller pool queues")
+
+
+@pytest.mark.parametrize(
+    ("record", "away"),
+    [
+        (decision(outcome="refused", reason="priority", plan={"pool": "long"}), (0, 1)),
+        (decision(outcome="refused", reason="tokens", plan={"pool": "long"}), (0, 0)),
+        (decision(asked_pool="short", spilled=True, plan={"pool": "long"}), (1, 0)),
+    ],
+    ids=["no slot", "its own limit", "spilled"],
+)
+def test_who_finds_no_place_counts_where_it_belongs(
+    record: DecisionRecord, away: tuple[int, int]
+) -> None:
+    assert tuple(pool.turned_away for pool in told(record).pools) == away
