@@ -31,15 +31,15 @@ REASONS: Final[Mapping[int, str]] = {
         viewer_cannot_change""",
     404: """
         budget_not_found decision_not_found entitlement_not_found key_not_found lease_not_found
-        model_not_found no_ledger pool_not_found response_not_found tenant_not_found unknown_path
-        worker_not_found""",
+        model_not_found no_ledger no_proof pool_not_found response_not_found
+        tenant_not_found unknown_path worker_not_found""",
     405: "method_not_allowed",
     408: "request_timeout",
     409: """
         entitlement_changed entitlement_exists entitlement_in_cluster entitlement_in_file
-        entitlement_in_use key_ambiguous key_exists key_in_file key_rotating tenant_changed
-        tenant_exists tenant_in_file tenant_in_use too_many_keys too_many_tenants worker_discovered
-        worker_exists""",
+        entitlement_in_use key_ambiguous key_exists key_in_file key_rotating proof_of_another_file
+        tenant_changed tenant_exists tenant_in_file tenant_in_use too_many_keys too_many_tenants
+        worker_discovered worker_exists""",
     412: "entitlement_changed tenant_changed",
     413: "request_too_large",
     415: "unsupported_content_encoding unsupported_content_type",

@@ -140,6 +140,11 @@ class Metrics:
             "Streams of entitlements with a target time per token, by whether it was kept.",
             ("entitlement", "met"),
         )
+        self.promised_requests = Counter(
+            "sluice_promised_requests",
+            "Requests since a proof was attached, by whether its promise was kept.",
+            ("entitlement", "result"),
+        )
         self.would = Counter(
             "sluice_would", "Decisions computed in observe mode, not applied.", ("what",)
         )

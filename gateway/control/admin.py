@@ -19,6 +19,7 @@ from gateway.control.peers import (
     loads_elsewhere,
     newest,
     own_load,
+    proof_in_force,
     running_at,
 )
 from gateway.control.roles import admin_guard, who
@@ -30,8 +31,10 @@ from gateway.fleet.model_runtime import ModelRuntime
 from gateway.http.data_plane import too_large
 from gateway.http.problems import json_response
 from gateway.ports import PoolView
+from gateway.records.proof import Proof
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
+MAX_PROOF_BYTES: Final = 1024 * 1024
 MAX_DIGITS: Final = 18
 SHOWN: Final = 100
 """Most workers named for an adapter."""
@@ -308,10 +311,12 @@ def _other_changes(app: APIRouter, control: Control) -> None:
         return json_response(await control.budgets.add(budget, fields["by"], who(request)))
 
     @app.post("/admin/reload")
-    async def reload(request: Request, *, dry_run: bool = False) -> Response:
+    async def reload(request: Request, *, dry_run: bool = False, proof: bool = False) -> Response:
         """Read the configuration file anew and apply what needs no restart, on every replica.
 
         `dry_run=true` compares the body, a file, with the configuration in force instead.
+        `proof=true` attaches the body, a proof of the file (`sluice prove --out`); 409 for one of
+        another file, and then nothing changes.
         """
         if dry_run:
             body = await read_within(request, MAX_FILE_BYTES, too_large(MAX_FILE_BYTES))
@@ -323,10 +328,28 @@ def _other_changes(app: APIRouter, control: Control) -> None:
                 ) from None
             outcome = msgspec.to_builtins(await control.compare(text))
         else:
-            outcome = {"changes": msgspec.to_builtins(await control.reload())}
+            attached = await _read_proof(request) if proof else None
+            outcome = {"changes": msgspec.to_builtins(await control.reload(attached))}
             await control.peers.ask("reload")
+            if attached is not None:
+                control.registry.note_proof(who(request), attached.id, attached.verdict)
         restart = [row["path"] for row in outcome["changes"] if row["restart"]]
         return json_response({**outcome, "restart_needed": restart})
+
+    @app.get("/admin/proof")
+    async def attached() -> Response:
+        """The proof of the configuration in force, and since then requests by entitlement."""
+        if shown := await proof_in_force(control):
+            return json_response(shown)
+        raise NotFound("No proof is attached: sluice reload --proof FILE.", reason="no_proof")
+
+
+async def _read_proof(request: Request) -> Proof:
+    body = await read_within(request, MAX_PROOF_BYTES, too_large(MAX_PROOF_BYTES))
+    try:
+        return msgspec.json.decode(body, type=Proof)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadRequest(f"This is no proof: {error}.", reason="bad_request") from None
 
 
 def _worker_routes(app: APIRouter, control: Control) -> None:

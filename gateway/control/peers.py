@@ -22,8 +22,10 @@ from gateway.metrics import Counter as CounterFamily
 from gateway.metrics import Metrics
 from gateway.payload.head import MAX_REQUEST_ID
 from gateway.records.entitlement import RESULTS
+from gateway.records.proof import Proof
 from gateway.records.record import Record
 from gateway.replicas.calls import ReplicaCalls
+from gateway.usage.promises import PROMISED, Promises
 
 _json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
@@ -56,6 +58,7 @@ def answer_peers(
     on("audit", lambda asked: _json(control.registry.audit(int(asked))))
     on("load", lambda _: _pack(own_load(control)))
     on("reload", lambda _: reload())
+    on("proof", partial(_own_proof, control.promises))
     for topic, count in COUNTED.items():
         on(topic, partial(_counted, control.metrics, count))
 
@@ -116,8 +119,10 @@ def _refused(metrics: Metrics, names: Collection[str]) -> Counts:
     return refusals
 
 
-def _kept(family: CounterFamily, names: Collection[str]) -> Counts:
-    return {name: {r: int(family.values.get((name, r), 0)) for r in RESULTS} for name in names}
+def _kept(
+    family: CounterFamily, names: Collection[str], results: Sequence[str] = RESULTS
+) -> Counts:
+    return {name: {r: int(family.values.get((name, r), 0)) for r in results} for name in names}
 
 
 def _counted(metrics: Metrics, count: Count, asked: bytes) -> bytes:
@@ -128,8 +133,10 @@ COUNTED: Final[Mapping[str, Count]] = {
     "refused": _refused,
     "slo": lambda metrics, names: _kept(metrics.slo_requests, names),
     "slo_tpot": lambda metrics, names: _kept(metrics.slo_tpot_requests, names),
+    "promised": lambda metrics, names: _kept(metrics.promised_requests, names, PROMISED),
 }
-"""What a replica counts of entitlements since its start: refusals by reason, targets kept."""
+"""What a replica counts of entitlements: since its start refusals by reason and targets kept,
+since its proof was attached promises kept."""
 
 
 async def counts(
@@ -162,6 +169,30 @@ async def attainment(
         }
         for name, target_ms in targets_ms.items()
     }
+
+
+# -- the proof of the configuration in force
+
+_proof: Final = msgspec.json.Decoder(tuple[Proof, float]).decode
+
+
+def _own_proof(promises: Promises, asked: bytes) -> bytes | None:
+    newer = promises.proof is not None and promises.since_unix_s > float(asked)
+    return _json((promises.proof, promises.since_unix_s)) if newer else None
+
+
+async def proof_in_force(control: Control) -> dict[str, Any] | None:
+    """The newest proof of this gateway's file that a replica has, and what came of it since."""
+    promises, peers = control.promises, control.peers
+    answers = await peers.ask("proof", repr(promises.since_unix_s).encode())
+    for proof, unix_s in understood(_proof, answers):
+        promises.follow(proof, unix_s)
+    if promises.proof is None:
+        return None
+    names = [one.name for one in promises.entitlements.values()]
+    counted = await counts(peers, control.metrics, "promised", names)
+    shown = {"since_unix_s": promises.since_unix_s, "counts": counted}
+    return {**msgspec.to_builtins(promises.proof), **shown}
 
 
 # -- load

@@ -16,11 +16,13 @@ from gateway.http.wrong_keys import WrongKeys
 from gateway.metrics import Metrics
 from gateway.payload.head import read_head
 from gateway.ports import AccountView
+from gateway.records.proof import Proof
 from gateway.records.request import Principal, RequestHead
 from gateway.replicas.calls import ReplicaCalls
 from gateway.tenancy.entitlement_admin import EntitlementAdmin
 from gateway.tenancy.tenant_admin import TenantAdmin
 from gateway.usage.budgets import BudgetService
+from gateway.usage.promises import Promises
 from gateway.usage.request_log import DecisionRing
 
 MAX_BODY_BYTES: Final = 65_536
@@ -74,8 +76,11 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """Add an engine; returns its id. Idempotent. Raises Refusal."""
     remove_worker: Callable[[str], int]
     """Have an engine drain and go; returns the number of its pools."""
-    reload: Callable[[], Awaitable[Sequence[msgspec.Struct]]]
-    """Read the file and apply it; returns what changed. Raises Refusal; then nothing changed."""
+    reload: Callable[[Proof | None], Awaitable[Sequence[msgspec.Struct]]]
+    """Read the file, apply it and attach its proof; returns what changed.
+
+    Raises Refusal; then nothing changed."""
+    promises: Promises
     compare: Callable[[str], Awaitable[msgspec.Struct]]
     """What a file with this text would change. Raises Refusal."""
     view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]

@@ -19,6 +19,7 @@ from msgspec.structs import asdict
 from pydantic import AfterValidator, BaseModel, Field
 
 from gateway.control.admin import described
+from gateway.control.peers import proof_in_force
 from gateway.control.surface import Control
 from gateway.dashboard import figures
 from gateway.dashboard.figures import Brief, Rates, RecentDecisions, row
@@ -236,6 +237,8 @@ MAX_HISTORY: Final = 90
 MAX_HISTORY_POOLS: Final = 32
 MAX_TARGETS: Final = 12
 """Entitlements whose time to first token is shown against its target."""
+MAX_PROMISES: Final = 24
+"""Findings of a proof that are shown; a proof begins with those that break."""
 _HISTORY: Final = ("model", "pool", "inflight", "ready_slots", "ttft_p50_s")
 _FRESH_S: Final = 0.9 * PERIOD_S
 _STORE_S: Final = 2.0
@@ -312,6 +315,9 @@ class Snapshots:
         for pool in pools:
             pool.update(figures.times(by_pool[pool["model"], pool["pool"]]))
         workers = list(chain.from_iterable(worker_rows(*model, now_s) for model in models))
+        if proof := await proof_in_force(control):
+            proof["more"] = max(0, len(proof["findings"]) - MAX_PROMISES)
+            proof["findings"] = proof["findings"][:MAX_PROMISES]
         traffic = {**self._rates.at(now_s, totals), **figures.times(last)}
         shared = {
             "time": time.time(),
@@ -320,6 +326,7 @@ class Snapshots:
             "draining": control.draining(),
             "wrong": wrong_now(pools, workers, last, store_up=self._from.store_up()),
             "traffic": traffic,
+            "proof": proof,
             "pools": pools,
             "targets": target_rows(entitlements, streams),
             "models": [

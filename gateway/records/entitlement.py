@@ -240,7 +240,9 @@ def in_utc(at: datetime | str) -> datetime | None:
 
 SloResult = Literal["true", "false", "refused"]
 RESULTS: Final[tuple[SloResult, ...]] = ("true", "false", "refused")
-_FAILED = frozenset({"evicted", "upstream_error", "internal_error"})
+FAILED = frozenset({"evicted", "upstream_error", "internal_error"})
+OWN_LIMITS: Final = frozenset({"concurrency", "tokens", "kv", "exceeds_entitlement"})
+"""Refusals for the entitlement's own limits, which no fleet of any size avoids."""
 
 
 def slo_result(record: DecisionRecord, target_ms: int, *, admitted: bool) -> SloResult | None:
@@ -258,7 +260,7 @@ def slo_result(record: DecisionRecord, target_ms: int, *, admitted: bool) -> Slo
     if not target_ms or not record.stream:
         return None
     outcome, timing = record.outcome, record.timing
-    if outcome in _FAILED:
+    if outcome in FAILED:
         return "false"
     if outcome == "refused":
         if record.status != 429 and record.status < 500:
@@ -282,7 +284,7 @@ def tpot_result(record: DecisionRecord, target_ms: float) -> SloResult | None:
     """
     if not target_ms or not record.stream:
         return None
-    if record.outcome in _FAILED:
+    if record.outcome in FAILED:
         return "false"
     pace_s = record.timing.tpot_s
     return None if pace_s is None else "true" if pace_s * 1000 <= target_ms else "false"

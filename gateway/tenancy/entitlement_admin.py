@@ -69,6 +69,10 @@ class EntitlementAdmin(AdminChanges[EntitlementInForce]):
         """The newest changes that this process made, newest first."""
         return self._trail.latest(count)
 
+    def note_proof(self, who: str, proof: str, verdict: str) -> None:
+        """A proof was attached to the configuration in force."""
+        self._trail.note(who, "attach_proof", "", {}, {"proof": proof, "verdict": verdict})
+
     async def pools(self, model: str) -> list[PoolView]:
         """Counters of a model's pools; empty if the model is not managed or the store is away."""
         if model not in self._managed:

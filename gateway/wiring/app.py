@@ -42,6 +42,7 @@ from gateway.settings import Config
 from gateway.tenancy.keyring import CLUSTER_GRANTS, authenticate_head
 from gateway.upstream import HttpUpstream
 from gateway.usage.ledger import Ledger, report
+from gateway.usage.promises import Promises
 from gateway.usage.report import FleetBill
 from gateway.usage.request_log import DecisionRing, Records, RequestLog
 from gateway.usage.usage_export import UsageExport
@@ -170,7 +171,9 @@ class Gateway:
             path = config.usage_export.path
             self.export = UsageExport(path, self.metrics, self.ledger, currency=currency)
             self.export.open()
-        others = (self.export, self.tracing)
+        log = None if self.log is None else self.log.append
+        self.promises = Promises(config.origin.digest, self.metrics, log)
+        others = (self.export, self.tracing, self.promises)
         records = Records(
             self.ring, self.log, *[sink.append for sink in others if sink is not None]
         )
@@ -252,6 +255,7 @@ class Gateway:
             remove_worker=self.workers.remove,
             reload=self.reloading.reload,
             compare=self.reloading.compare,
+            promises=self.promises,
             registry=self.pools.entitlements,
             tenants=self.pools.tenants,
             budgets=self.pools.budgets,

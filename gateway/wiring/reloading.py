@@ -24,15 +24,17 @@ from typing import Final, NamedTuple, Protocol
 from gateway.background_task import BackgroundTasks
 from gateway.control.metrics_page import ReloadStatus
 from gateway.control.roles import RoleKeys
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Conflict
 from gateway.fleet.model_runtime import ModelRuntime, Pool
 from gateway.fleet.probes import Prober
 from gateway.fleet.rotation import CONFIGURED, Engine, Rotation
 from gateway.metrics import Metrics
+from gateway.records.proof import Proof
 from gateway.settings import Config, ConfigError, ModelConfig, load, parse
 from gateway.settings.compare import Change, Comparison, changes, compare, merged
 from gateway.settings.config import digest_of
 from gateway.settings.worker import WorkerConfig
+from gateway.usage.promises import Promises
 from gateway.usage.report import FleetBill
 from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
@@ -65,6 +67,7 @@ class Parts(Protocol):
     replicas: Replicas
     bill: FleetBill
     role_keys: RoleKeys
+    promises: Promises
     served: Served
 
 
@@ -124,8 +127,11 @@ class Reloading:
             except ConfigError as error:
                 raise _refused(error) from None
 
-    async def reload(self) -> list[Change]:
-        """Read the file and apply it. Raises BadRequest; then nothing changed."""
+    async def reload(self, proof: Proof | None = None) -> list[Change]:
+        """Read the file, apply it, and attach its proof.
+
+        Raises BadRequest, or Conflict for a proof of another file; then nothing changed.
+        """
         async with self._lock:
             running = self._gateway.config
             if not running.origin.file:
@@ -134,18 +140,26 @@ class Reloading:
             self._retry_at_s = asyncio.get_running_loop().time() + RETRY_S
             try:
                 after, changed = await asyncio.to_thread(_read, running)
+                if proof is not None and proof.config_sha256 != after.origin.digest:
+                    successful = self.status.successful
+                    raise Conflict(
+                        f"The proof is of a file with SHA-256 {proof.config_sha256[:12]}…; "
+                        f"{after.origin.file} has {after.origin.digest[:12]}…. Prove that one.",
+                        reason="proof_of_another_file",
+                    )
                 self._refuse_adapted_aliases(after)
                 target = merged(running, after)
                 following = self._build(target)  # may raise, before anything changed
                 target.note(digest=after.origin.digest)
                 await self._replace(target, following)
                 self._gateway.prober.tune(target.health.interval_s, target.health.timeout_s)
+                self._gateway.promises.use(after.origin.digest, proof, time.time())
                 successful, self._retry_at_s = True, inf
             except (ConfigError, ArtifactError) as error:
                 self._retry_at_s = inf
                 _log.error("the configuration stays as it was: %s", error)
                 raise _refused(error) from None
-            except BadRequest:
+            except (BadRequest, Conflict):
                 self._retry_at_s = inf
                 raise
             finally:

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gateway.records.decision import NO_COMPRESSION, CompressionSection
+from gateway.records.entitlement import OWN_LIMITS
 from planner.errors import PlanError
 from planner.readers.fields import FieldMap, recognised
-from simulator.pipeline.tenants import OWN_LIMITS
 
 RETRY_SLACK_S: Final = 10.0
 """Clients come back later than they were told: they round up, back off (8 s) and connect."""

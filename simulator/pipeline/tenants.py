@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from gateway.records.entitlement import BACKFILL, Entitlement
+from gateway.records.entitlement import BACKFILL, OWN_LIMITS, Entitlement
 from simulator.fleet.outcome import Tail, tail
 from simulator.fleet.statistics import Interval
 from simulator.fleet.traffic import Floats
@@ -15,8 +15,6 @@ from simulator.pipeline.records import Gateway, PipelineOutcome
 
 ATTAINMENT_GOAL: Final = 0.99
 """Share of the served requests that must have their first token within the SLO."""
-OWN_LIMITS: Final = frozenset({"concurrency", "tokens", "kv", "exceeds_entitlement"})
-"""Refusals for the entitlement's own limits, which no fleet of any size avoids."""
 
 
 class TenantSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """`sluice workers`, `drain`, `undrain`, `reload`: what an operator does to a running gateway."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -70,9 +71,22 @@ def undrain(
 @connected
 def reload(
     client: AdminClient,
+    proof: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Attach what `sluice prove --out` wrote of that file."
+        ),
+    ] = None,
 ) -> None:
-    """Have a gateway read its file anew; exit 2 and no change where the file is bad."""
-    found = client.call("POST", "reload")
+    """Have a gateway read its file anew; exit 2 and no change where the file is bad.
+
+    With a proof of another file exit 1, and no change.
+    """
+    if proof is None:
+        found = client.call("POST", "reload")
+    else:
+        content = proof.read_bytes()
+        found = client.call("POST", "reload", params={"proof": "true"}, content=content)
     client.tell(found, lambda told: echo_changes(told["changes"], "nothing changed"))
 
 

@@ -1,5 +1,6 @@
 """Proves whole files: reads the log, runs every model with several seeds, collects the verdicts."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from gateway.records import proof as records
 from gateway.records.entitlement import BACKFILL
 from gateway.settings import Config, ModelConfig, load
+from gateway.settings.config import digest_of
 from gateway.settings.tenants import EntitlementConfig
 from planner.errors import PlanError
 from sluice.prove.processes import Progress, run_all
@@ -17,9 +20,7 @@ from sluice.prove.trial import Engines, Sample, Trial, read_engines, sampled
 from sluice.prove.verdict import (
     Change,
     Finding,
-    Kind,
     Tally,
-    Verdict,
     beside,
     changes,
     judge,
@@ -35,13 +36,14 @@ GUESSED: Final = 0.05
 """Share of the prompts in the compression window that may be longer or shorter than the log's."""
 LEFT_OUT: Final = 0.01
 """Share of the demand without lengths, times or tenant beyond which nothing can be told."""
+ORDER: Final[Sequence[records.Verdict]] = ("breaks", "cannot tell", "holds")
+"""Of findings: what breaks comes first."""
 _LIMITS: Final = ("max_concurrency", "concurrency", "max_tokens_per_second", "tokens_per_second")
 
 
-class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdicts on one file."""
+class Proof(records.Proof, frozen=True, kw_only=True):
+    """The verdicts on one file, with what reports show besides."""
 
-    verdict: Verdict
     findings: tuple[Finding, ...]
     changes: tuple[Change, ...] | None
     """What differs from another file; None where none was given."""
@@ -90,9 +92,14 @@ def prove_all(
         list(_findings(config, recorded, engines, mine, untimed))
         for config, mine in zip(configs, runs, strict=True)
     ]
+    findings = sorted(found[0], key=lambda one: ORDER.index(one.verdict))
+    made_for = digest_of(files[0].read_bytes())
+    content = msgspec.json.encode((made_for, findings))
     return Proof(
+        id=hashlib.sha256(content).hexdigest()[:12],
+        config_sha256=made_for,
         verdict=overall(found[0]),
-        findings=tuple(found[0]),
+        findings=tuple(findings),
         changes=tuple(changes(found[1], found[0])) if len(found) > 1 else None,
         notes=tuple(notes),
     )
@@ -159,7 +166,12 @@ def _findings(
             if len(entitled) > 1 and _nameless(recorded):
                 doubts.append("the log does not say whose requests these are")
         for entitlement in entitled:
-            subject = _cannot_tell("entitlement", entitlement.name, unknown, model.name)
+            subject = msgspec.structs.replace(
+                _cannot_tell("entitlement", entitlement.name, unknown, model.name),
+                slo_ms=entitlement.slo_target_ms or 0,
+                slo_tpot_ms=entitlement.slo_tpot_ms or 0,
+                backfill=entitlement.service_class in BACKFILL,
+            )
             if runs:
                 counts = [run.entitlements[entitlement.name] for run in runs]
                 promise, limits = _promise(entitlement)
@@ -225,7 +237,7 @@ def _refused(config: Config, recorded: RecordedTraffic) -> Iterator[Finding]:
     """Demand of the log that opens nothing in this file."""
     models = {model.name for model in config.models}
     names = {entitlement.name for entitlement in config.entitlements}
-    lost: Counter[tuple[Kind, str]] = Counter()
+    lost: Counter[tuple[records.Kind, str]] = Counter()
     for name, count in Counter(_served(config, name) for name in recorded.models).items():
         if not name:
             reason = f"the log does not say which model {count:,} requests are for"
@@ -259,5 +271,5 @@ def _unsimulated(config: Config) -> Iterator[Finding]:
         yield _cannot_tell("tokens", "auth.jwt", "who brings which token is not simulated")
 
 
-def _cannot_tell(kind: Kind, name: str, reason: str, model: str = "") -> Finding:
+def _cannot_tell(kind: records.Kind, name: str, reason: str, model: str = "") -> Finding:
     return Finding(kind=kind, name=name, model=model, verdict="cannot tell", reason=reason)

@@ -1,20 +1,29 @@
 """Show a proof: for people, or as Markdown for a pull request."""
 
+from datetime import UTC, datetime
 from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 
 from sluice.prove.proof import Proof
+from sluice.prove.review import Review
 from sluice.prove.verdict import Change, Finding
 
 _COLOURS: Final = {"breaks": "red", "cannot tell": "yellow", "holds": "green"}
 _COLOURS_OF_CHANGES: Final = {"better": "green", "worse": "red", "different": "yellow"}
 
+_COLOURS_OF_RESULTS: Final = {
+    "agreed": "green",
+    "wrong": "red",
+    "cannot tell": "yellow",
+    "not proved": "dim",
+}
+
 
 def show(proof: Proof, console: Console) -> None:
     """One line for each subject, what changes, and the verdict."""
-    for one in _ordered(proof):
+    for one in proof.findings:
         verdict = f"[{_COLOURS[one.verdict]}]{one.verdict}[/]"
         console.print(f"[bold]{escape(_label(proof, one))}[/] {verdict}: {escape(one.reason)}")
     for change in proof.changes or ():
@@ -32,7 +41,7 @@ def markdown_of(proof: Proof) -> str:
     lines = [f"**sluice prove: {proof.verdict}**", "", "| | Verdict | Why |", "|---|---|---|"]
     lines += [
         f"| {_cell(_label(proof, one))} | {one.verdict} | {_cell(one.reason)} |"
-        for one in _ordered(proof)
+        for one in proof.findings
     ]
     if proof.changes is not None:
         lines += ["", "Against the configuration in force:" if proof.changes else "No change."]
@@ -44,9 +53,16 @@ def markdown_of(proof: Proof) -> str:
     return "\n".join(lines)
 
 
-def _ordered(proof: Proof) -> list[Finding]:
-    """What breaks first."""
-    return sorted(proof.findings, key=lambda one: list(_COLOURS).index(one.verdict))
+def show_review(review: Review, console: Console) -> None:
+    """One line for each verdict, and whether they agree with reality."""
+    hours = (review.until_unix_s - review.since_unix_s) / 3600
+    since = datetime.fromtimestamp(review.since_unix_s, UTC)
+    console.print(f"proof {review.id}, {hours:.1f} h since {since:%Y-%m-%d %H:%M} UTC")
+    for one in review.compared:
+        result = f"[{_COLOURS_OF_RESULTS[one.result]}]{one.result}[/]"
+        name = escape(f"{one.kind} {one.name}")
+        console.print(f"[bold]{name}[/] {result}: {escape(one.words)}")
+    console.print(f"[bold {_COLOURS_OF_RESULTS[review.result]}]{review.result}[/]")
 
 
 def _label(proof: Proof, subject: Finding | Change) -> str:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.records.entitlement import BACKFILL, Entitlement
+from gateway.records.entitlement import BACKFILL, OWN_LIMITS, Entitlement
 from gateway.settings import Config, ModelConfig, load
 from planner.errors import PlanError
 from planner.profile import NodeProfile, profile_from_json
@@ -26,7 +26,6 @@ from simulator.pipeline.records import (
     PipelineOutcome,
 )
 from simulator.pipeline.run import run_pipeline
-from simulator.pipeline.tenants import OWN_LIMITS
 from sluice.prove.verdict import LATE, Counts, Tally
 from sluice.simulated.fleet import engine_of
 from sluice.simulated.gateway import gateway_of, tenant_traffic, tenants_of
@@ -144,14 +143,16 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
     window, totals = outcome.fleet.compressed.copy(), recorded.prompts + recorded.answers
     window[list(outcome.uncut)] = True
     low, high = recorded.cut_tokens
+    weights = sample.weights
+    per_s = float(weights.sum()) / sample.span_s / max(float(weights[late].sum()), 1e-9)
     return Tally(
         entitlements={
             owner.name: _entitlement(
-                owner, sample, gateway, outcome, reasons, late & (outcome.entitlement == i)
+                owner, sample, gateway, outcome, reasons, late & (outcome.entitlement == i), per_s
             )
             for i, owner in enumerate(gateway.entitlements or (OPEN,))
         },
-        pools=_pools(sample, gateway, outcome, reasons, late),
+        pools=_pools(sample, gateway, outcome, reasons, late, per_s),
         window=int(window.sum()),
         guessed=int((window & ((totals < low) | (totals > high))).sum()),
     )
@@ -184,6 +185,7 @@ def _entitlement(
     outcome: PipelineOutcome,
     reasons: NDArray[np.object_],
     mine: NDArray[np.bool_],
+    per_s: float,
 ) -> Counts:
     limited = mine & np.isin(reasons, list(OWN_LIMITS))
     weights, logged = sample.weights, sample.recorded.limited
@@ -206,6 +208,7 @@ def _entitlement(
         lost=lost,
         limited=float(weights[limited].sum()),
         limited_before=before,
+        per_s=float(weights[mine].sum()) * per_s,
         unserved=unserved,
         ttft_p99_s=float(np.quantile(fleet.ttft_s[served], 0.99)) if served.any() else nan,
     )
@@ -223,13 +226,13 @@ def _pools(
     outcome: PipelineOutcome,
     reasons: NDArray[np.object_],
     late: NDArray[np.bool_],
+    per_s: float,
 ) -> dict[str, Counts]:
     fleet, weights, recorded = outcome.fleet, sample.weights, sample.recorded
     bounds = [pool.boundary_tokens or 0 for pool in gateway.served.routing.pools[:-1]]
     totals = recorded.prompts + recorded.answers
     home = np.where(fleet.planned >= 0, fleet.planned, np.searchsorted(bounds, totals))
     home = np.where(fleet.pool >= 0, fleet.pool, home)
-    per_s = float(weights.sum()) / sample.span_s / float(weights[late].sum())
     tallies = {}
     for p, pool in enumerate(gateway.served.fleet.pools):
         sent = late & (home == p) & (fleet.planned >= 0)
@@ -244,6 +247,7 @@ def _pools(
             requests=float(weights[sent].sum()),
             simulated=int(sent.sum()),
             lost=lost,
+            per_s=float(weights[sent].sum()) * per_s,
             slots=engines * gateway.profiles[p].max_num_seqs,
             expected=float(weights[wanted].sum() * per_s * service_s),
             peak=float(_peak_per_s(recorded.at_s[wanted]) * service_s),

@@ -11,10 +11,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from simulator.fleet.statistics import Interval
+from gateway.records.proof import Interval, Kind, Promise, Verdict
 
-Verdict = Literal["holds", "breaks", "cannot tell"]
-Kind = Literal["entitlement", "pool", "budget", "limit", "model", "tenant", "tokens"]
 Direction = Literal["better", "worse", "different"]
 
 PROMISED: Final = 0.99
@@ -44,6 +42,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Refused by its own limits when the log was written, or by the configuration in force."""
     doubt: float = LIMIT_DOUBT
     """How wrong `limited_before` may be, relatively."""
+    per_s: float = 0.0
+    """Requests per second."""
     unserved: float = 0.0
     """Share of all its requests that are not served, promised or not."""
     ttft_p99_s: float = nan
@@ -66,17 +66,10 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     """Those of lengths for which the log does not say whether they can be cut."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one subject."""
+class Finding(Promise, frozen=True, kw_only=True):
+    """The verdict on one subject, with what reports show besides."""
 
-    kind: Kind
-    name: str
-    model: str = ""
-    verdict: Verdict
-    reason: str
     requests: int = 0
-    kept: Interval | None = None
-    """Share that was kept; None where nothing was simulated."""
     measures: Mapping[str, Interval] = {}
     """Further figures by which two configurations are compared; lower is better."""
 
@@ -141,10 +134,13 @@ def judge(
     return msgspec.structs.replace(
         subject,
         verdict=verdict,
-        reason=f"{promise} for {_share(kept)} of {requests:,.0f} requests{less}, "
+        reason=f"{promise} for {words_of(kept)} of {requests:,.0f} requests{less}, "
         f"{100 * PROMISED:g} % promised{why}",
         requests=round(requests),
         kept=kept,
+        requests_per_s=_over_seeds([run.per_s for run in runs]).value,
+        excused=_over_seeds([min(run.limited, run.limited_before) for run in runs]).value
+        / requests,
         measures={name: each for name, each in measures.items() if not isnan(each.value)},
     )
 
@@ -207,7 +203,7 @@ def _differences(was: Finding | None, new: Finding) -> Iterator[tuple[Direction,
         yield ("better" if up else "worse"), f"{was.verdict} -> {new.verdict}"
     if was.kept and new.kept and not _overlap(was.kept, new.kept):
         up = new.kept.value > was.kept.value
-        yield ("better" if up else "worse"), f"kept {_share(was.kept)} -> {_share(new.kept)}"
+        yield ("better" if up else "worse"), f"kept {words_of(was.kept)} -> {words_of(new.kept)}"
     for name, now in new.measures.items():
         then = was.measures.get(name, now)
         if not _overlap(then, now) and abs(now.value - then.value) > CHANGE * then.value:
@@ -240,10 +236,16 @@ def _interval(shares: Sequence[float], count: int) -> Interval:
     """A share's bounds (95 %): Wilson's of one seed, or those over the seeds if they are wider."""
     seeds = _over_seeds(shares)
     p, n = min(1.0, max(0.0, seeds.value)), max(count, 1)
-    centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z * sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
-    low, high = min(seeds.low, centre - half), max(seeds.high, centre + half)
+    one = wilson(p, n)
+    low, high = min(seeds.low, one.low), max(seeds.high, one.high)
     return Interval(value=p, low=max(0.0, low), high=min(1.0, high))
+
+
+def wilson(share: float, count: float) -> Interval:
+    """Wilson's interval (95 %) of a share of at least one request."""
+    centre = (share + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
+    half = _Z * sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2)) / (1 + _Z**2 / count)
+    return Interval(value=share, low=max(0.0, centre - half), high=min(1.0, centre + half))
 
 
 def _over_seeds(values: Sequence[float]) -> Interval:
@@ -258,6 +260,7 @@ def _slots(runs: Sequence[Counts]) -> str:
     return f"{runs[0].slots} slots for {peak:.3g} expected in its busiest 5 minutes"
 
 
-def _share(kept: Interval) -> str:
+def words_of(kept: Interval) -> str:
+    """A share as people read it."""
     low, high = 100 * kept.low, 100 * kept.high
     return f"{100 * kept.value:.1f} % ({low:.1f} to {high:.1f})"

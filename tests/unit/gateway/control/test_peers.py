@@ -20,12 +20,15 @@ from gateway.control.peers import (
     attainment,
     counts,
     newest,
+    proof_in_force,
 )
 from gateway.errors import BadRequest, NotFound
 from gateway.metrics import Metrics
+from gateway.records.proof import Interval, Promise, Proof
 from gateway.replicas.calls import ReplicaCalls
+from gateway.usage.promises import Promises
 from gateway.usage.request_log import DecisionRing
-from tests.builders import served_model
+from tests.builders import decision, served_model
 from tests.control import Replies, control_of
 
 REPORT = UsageReport(lease_id="a", prompt_tokens=7)
@@ -101,6 +104,36 @@ async def test_the_newest_of_all_are_shown_in_order_and_no_more() -> None:
         ("own", 3.0),
         ("o", 2.0),
     ]
+
+
+def promises(metrics: Metrics) -> Promises:
+    return Promises("ab" * 32, metrics, None)
+
+
+async def test_a_proof_is_learned_from_another_replica_and_their_counts_are_added_up() -> None:
+    finding = Promise(
+        kind="entitlement",
+        name="web",
+        verdict="holds",
+        reason="",
+        kept=Interval(value=1.0, low=0.99, high=1.0),
+    )
+    proof = Proof(id="0123456789ab", config_sha256="ab" * 32, verdict="holds", findings=(finding,))
+    there, here = Metrics(), Metrics()
+    attached, own = promises(there), promises(here)
+    attached.use("ab" * 32, proof, 100.0)
+    peers = others(2, promises=attached, metrics=there)
+    control = control_of(peers=peers, promises=own, metrics=here)
+    assert await proof_in_force(control) is not None
+    for side in (attached, own):
+        side.append(decision(entitlement="web", time_unix_s=101.0))
+        side.append(decision(entitlement="web", time_unix_s=99.0))  # before it was attached
+    shown = await proof_in_force(control)
+    assert shown is not None
+    assert (shown["id"], shown["since_unix_s"]) == (proof.id, 100.0)
+    assert shown["counts"] == {"web": {"kept": 3, "lost": 0, "limited": 0}}
+    own.use("cd" * 32, None, 102.0)
+    assert await proof_in_force(control) is None, "the others' is of another file"
 
 
 async def test_load_is_added_up_by_worker_whatever_their_order() -> None:

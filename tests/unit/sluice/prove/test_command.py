@@ -1,6 +1,7 @@
 """`sluice prove`: what a change breaks, and for whom, before it is made."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
+from gateway.records.proof import Proof
 from planner.profile import NodeProfile
 from sluice.demo.config import managed
 from tests.builders import decision
@@ -159,6 +161,23 @@ def test_nothing_changes_against_the_same_file_and_more_traffic_may_break(tmp_pa
     assert "No change." in result.stdout
     assert "| entitlement gold | holds |" in result.stdout
     assert run(tmp_path, FILE, GOLD + DEEP, "--rate", "2.5x").exit_code == 1
+
+
+def test_a_proof_names_its_file_and_is_the_same_again(tmp_path: Path) -> None:
+    out = tmp_path / "proof.json"
+    made = []
+    for file in (FILE, FILE, FILE + "# another\n"):
+        assert run(tmp_path, file, GOLD + DEEP, "--out", str(out)).exit_code == 0
+        made.append(msgspec.json.decode(out.read_bytes(), type=Proof))
+    assert made[0] == made[1]
+    assert made[0].config_sha256 == sha256(FILE.encode()).hexdigest()
+    assert made[2].id != made[0].id
+    gold = next(one for one in made[0].findings if one.name == "gold")
+    assert gold.slo_ms == 300
+    assert gold.requests_per_s == pytest.approx(8, rel=0.1)
+    unattached = run(tmp_path, FILE, GOLD, "--review", str(out))
+    assert unattached.exit_code == 2
+    assert "does not say since when" in unattached.stderr
 
 
 def test_an_entitlement_that_went_breaks_for_its_requests(tmp_path: Path) -> None:

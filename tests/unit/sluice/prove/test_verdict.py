@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from sluice.prove.verdict import Counts, Finding, Verdict, judge, overall
+from gateway.records.proof import Verdict
+from sluice.prove.verdict import Counts, Finding, judge, overall
 
 SUBJECT = Finding(kind="entitlement", name="chat", verdict="cannot tell", reason="")
 
