@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import httpx
 
-from bench.common.fleet import ADMIN_KEY, MODEL
+from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
 from sluice.hash_key import hashed_key
 
 CHAT: Final = "/v1/chat/completions"
@@ -88,3 +88,14 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+async def until_waiting(fleet: Fleet, count: int) -> None:
+    """Until so many requests wait in the gateway's queues."""
+    async with asyncio.timeout(20), httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            page = (await client.get(fleet.url + "/metrics")).text
+            lines = [line for line in page.splitlines() if line.startswith("sluice_queue_depth{")]
+            if sum(float(line.rpartition(" ")[2]) for line in lines) >= count:
+                return
+            await asyncio.sleep(0.02)

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from bench.common.fleet import MODEL, Fleet, RedisServer
-from tests.asking import CHAT, chat, get, post
+from tests.asking import CHAT, chat, get, post, until_waiting
 from tests.integration.test_tenants import two_models
 
 KEYS: list[dict[str, Any]] = [{"name": "web", "requests_per_minute": 9}, {"name": "lone"}]
@@ -141,39 +141,52 @@ async def fill(client: httpx.AsyncClient, fleet: Fleet, tokens: int) -> list[asy
 async def test_a_stream_that_waits_tells_its_place_if_asked_to() -> None:
     async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
         with one_slot() as fleet:
-            running = await fill(client, fleet, 320)
+            running = await fill(client, fleet, 4_000)
             stream = chat(stream=True)
             silent = asyncio.create_task(client.post(fleet.url + CHAT, json=stream))
-            await asyncio.sleep(0.2)
-            told = asyncio.create_task(client.post(fleet.url + CHAT, json=stream, headers=WAITS))
+            await until_waiting(fleet, 1)
             whole = asyncio.create_task(client.post(fleet.url + CHAT, json=chat(), headers=WAITS))
-            official = openai.AsyncOpenAI(
-                base_url=fleet.url + "/v1", api_key="any", default_headers=WAITS
-            )
-            async with official:
-                chunks = [
-                    chunk
-                    async for chunk in await official.chat.completions.create(
-                        model=MODEL,
-                        messages=[{"role": "user", "content": "hi"}],
-                        max_tokens=4,
-                        stream=True,
-                    )
-                ]
-            assert chunks[-1].choices[0].finish_reason
-            answer, plain, unstreamed = await told, await silent, await whole
-            places = re.findall(r"^: sluice queued position=(\d+)", answer.text, re.MULTILINE)
-            # Behind `silent`; the three that came together are in any order.
-            assert int(places[0]) in {2, 3, 4}
-            assert answer.text.startswith(": sluice queued position=")
-            assert answer.text.rstrip().endswith("data: [DONE]")
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            assert "sluice queued" not in plain.text
-            assert unstreamed.json()["choices"]
-            waited_ms = fleet.decision(answer.headers["x-request-id"])["timing"]["queue_ms"]
-            assert len(places) <= waited_ms / 1000
-            await asyncio.gather(*running)
+            official = asyncio.create_task(from_official_client(fleet))
+            async with client.stream("POST", fleet.url + CHAT, json=stream, headers=WAITS) as told:
+                lines = [line async for line in first(told, ": sluice queued", running)]
+            place = re.match(r": sluice queued position=(\d+)", lines[0])
+            # Behind `silent`; the three that came after it are in any order.
+            assert place is not None
+            assert int(place[1]) in {2, 3, 4}
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+            assert told.headers["content-type"].startswith("text/event-stream")
+            assert "sluice queued" not in (await silent).text
+            assert (await whole).json()["choices"]
+            assert (await official).choices[0].finish_reason
+            waited_ms = fleet.decision(told.headers["x-request-id"])["timing"]["queue_ms"]
+            assert len([line for line in lines if "queued" in line]) <= waited_ms / 1000
             fleet.wait_until_idle()
+
+
+async def first(
+    answer: httpx.Response, beginning: str, running: Sequence[asyncio.Task[Any]]
+) -> AsyncIterator[str]:
+    """Its lines; what runs is left once one begins so."""
+    async for line in answer.aiter_lines():
+        if line.startswith(beginning):
+            for task in running:
+                task.cancel()
+        yield line
+
+
+async def from_official_client(fleet: Fleet) -> Any:
+    """Its last chunk."""
+    url = fleet.url + "/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="any", default_headers=WAITS) as client:
+        return [
+            chunk
+            async for chunk in await client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": "hi"}],
+                max_tokens=4,
+                stream=True,
+            )
+        ][-1]
 
 
 async def test_a_stream_that_was_told_of_its_wait_ends_in_an_event_if_it_waits_too_long() -> None:
