@@ -43,6 +43,7 @@ REASONS: Final[Mapping[int, str]] = {
     412: "entitlement_changed tenant_changed",
     413: "request_too_large",
     415: "unsupported_content_encoding unsupported_content_type",
+    422: "cannot_promise",
     429: """
         budget budget_reserved concurrency evicted key_concurrency key_requests kv priority
         queue_full queue_timeout reader_busy tokens too_many_body_bytes too_many_leases

@@ -73,6 +73,8 @@ class Part(Record, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     """Of the input tokens."""
     output_tokens: int = 0
+    slot_s: float = 0.0
+    """Seconds in which its items held slots, in all tries."""
 
     def size(self, suffix: str) -> int:
         """Bytes of its output lines (out) or error lines (err)."""
@@ -135,6 +137,8 @@ class Batch(Record, frozen=True, kw_only=True, omit_defaults=True):
     """As made when it was created; None: unpromised."""
     forecast: Promise | None = None
     """As it stands now."""
+    planned_slot_s: float = 0.0
+    """The same of all its items, as expected when it was created."""
     message: str = ""
     """Why it waits, in words."""
 

@@ -1,0 +1,335 @@
+"""Observes live demand, keeps a profile of it by model, and promises batches by it.
+
+All replicas write a model's profile: each adds its own part of an hour's mean once the hour is
+over. Where there is none, the request log seeds it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from math import ceil, inf, log
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gateway.background_task import PeriodicTask
+from gateway.batches.batch_store import BatchStore
+from gateway.batches.promise import (
+    HOUR_S,
+    RATIOS,
+    Demand,
+    Leftovers,
+    Profile,
+    Work,
+    promised_by,
+    with_hour,
+    work,
+)
+from gateway.errors import Refusal, StateFailure
+from gateway.estimate.learners import TwoTermFit
+from gateway.fleet import fleet
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.ports import Changed
+from gateway.records.batch import ENDED, Batch, Promise, StoredFile
+from gateway.records.decision import DecisionRecord
+from gateway.records.endpoint import ENDPOINTS
+from gateway.records.request import BodyFacts, Measure
+from gateway.records.usage import cost_nano
+
+KIND: Final = "batch_profile"
+OBSERVE_S: Final = 5.0
+HEADROOM: Final = 1
+SEED_BYTES: Final = 256 << 20
+"""Of the request log's end, to seed a profile."""
+_KEEP: Final = 0.9
+"""Of what was learned of the leftovers used, after another hour with batches."""
+_ENVELOPE_BYTES: Final = 120
+"""Of a line of an input file, beside the request's text."""
+_log = logging.getLogger("sluice.batches")
+_profile: Final = msgspec.json.Decoder(Profile).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class _Seen:
+    """Of one model, since this hour began or since the start."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.demand: Demand | None = None
+        """Of this hour."""
+        self.since_s = self.live_s = self.backlog_s = self.used_s = 0.0
+        """Seconds observed in this hour, of live sequences, with batches, and of their items."""
+        self.others = 0.0
+        """Live sequences that other replicas had in the last hour."""
+        self.seconds = TwoTermFit(profile.seconds, (0.001, 0.05), (0.1, 5.0))
+
+
+class Forecaster:
+    """Promises for every model of a process. A RecordSink, too: it learns what tokens take."""
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, ModelRuntime],
+        store: BatchStore,
+        running: Callable[[str], int],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        request_log: Path | None = None,
+    ) -> None:
+        """`models` by name and by alias; `running`: sequences of batches in flight here."""
+        self._models, self._store, self._running = models, store, running
+        self._clock, self._wall_clock = clock, wall_clock
+        self._request_log = request_log
+        self._seen: dict[str, _Seen] = {}
+        self._hour = int(wall_clock() // HOUR_S)
+        self._observed_s = clock()
+        self._task = PeriodicTask(self._observe, OBSERVE_S)
+
+    async def start(self) -> None:
+        """Read the profiles and begin to observe."""
+        for name in self._names():
+            await self._read(name)
+            seen = self._seen_of(name)
+            seen.seconds.a, seen.seconds.b = seen.profile.seconds
+        if self._request_log is not None and not any(s.profile.hours for s in self._seen.values()):
+            logged = await asyncio.to_thread(hours_of_log, self._request_log, self._hour)
+            for name in self._names() & logged.keys():
+                await self._change(name, partial(_with_hours, hours=logged[name]))
+        self._task.start()
+
+    async def close(self) -> None:
+        """Stop observing."""
+        await self._task.close()
+
+    def __call__(self, record: msgspec.Struct) -> None:
+        """Learn from a served request how long its tokens held a slot."""
+        if not isinstance(record, DecisionRecord) or record.model not in self._seen:
+            return
+        usage, took_s = record.usage, record.timing.duration_s
+        if record.outcome != "ok" or took_s is None or usage.prompt_tokens is None:
+            return
+        took_s -= record.timing.queue_ms / 1000
+        variance = 0.01 + (0.3 * took_s) ** 2
+        tokens = usage.prompt_tokens, usage.completion_tokens or 0
+        self._seen[record.model].seconds.add(*tokens, took_s, variance)
+
+    # -- promises
+
+    async def promise(self, batch: Batch, file: StoredFile) -> Batch:
+        """The batch with its promise. Raises Refusal (422) where its window cannot hold it."""
+        served = self._models[batch.model]
+        planned_slot_s, cost = self._planned(served, batch, file)
+        batch = msgspec.structs.replace(batch, planned_slot_s=planned_slot_s)
+        left, others = await self._around(served.name, batch)
+        by_unix_s = None if batch.accept_late else batch.created_unix_s + batch.window_s
+        decided = left.decide(self._work(served.name, batch, by_unix_s), others)
+        if not batch.accept_late and not decided.kept:
+            window = f"The earliest window that it can promise is {decided.earliest_s // 60:.0f}m."
+            if decided.earliest_s == inf:
+                window = "It expects to have no capacity left for batches."
+            raise Refusal(
+                f"The gateway cannot promise to end this batch within "
+                f"{batch.completion_window}. {window} With "
+                '"sluice": {"accept_late": true} it is taken without a promise.',
+                reason="cannot_promise",
+                param="completion_window",
+            )
+        told = self._told(decided.p50_s, decided.p95_s, cost, by_unix_s)
+        return msgspec.structs.replace(batch, forecast=told, promise=told if by_unix_s else None)
+
+    async def forecast(self, batch: Batch) -> Promise | None:
+        """When a batch will have ended as it stands now; None where that is never."""
+        name, by_unix_s = self._models[batch.model].name, promised_by(batch)
+        left, others = await self._around(name, batch)
+        p50_s, p95_s = left.ends(self._work(name, batch, by_unix_s), others)
+        cost = 0 if batch.forecast is None else batch.forecast.cost_nano
+        return self._told(p50_s, p95_s, cost, by_unix_s)
+
+    async def learn(self, batch: Batch) -> None:
+        """Learn from a completed batch how far its work was from what was planned."""
+        used_slot_s = sum(part.slot_s for part in batch.parts)
+        if used_slot_s > 0 and batch.planned_slot_s > 0:
+            ratio = log(used_slot_s / batch.planned_slot_s)
+
+            def learned(profile: Profile) -> dict[str, Any]:
+                return {"ratios": (*profile.ratios, ratio)[-RATIOS:]}
+
+            await self._change(self._models[batch.model].name, learned)
+
+    def _planned(self, served: ModelRuntime, batch: Batch, file: StoredFile) -> tuple[float, int]:
+        """Slot-seconds that a file's requests are expected to take, and their cost."""
+        lines = max(1, file.lines)
+        size = max(1, file.bytes // lines - _ENVELOPE_BYTES)
+        endpoint = next((e for e in ENDPOINTS.values() if e.path == batch.endpoint), None)
+        if endpoint is None:
+            return 0.0, 0
+        measure = Measure(text_bytes=size, longest_text_bytes=size, messages=1)
+        facts = BodyFacts(model=served.name, measure=measure)
+        expected = served.estimator.estimate(endpoint, facts, batch.tenant)
+        output = expected.output_tokens * lines
+        if file.unlimited < lines:
+            limited = lines - file.unlimited
+            each = min(file.output_tokens / limited, expected.output_tokens)
+            output = round(each * limited + expected.output_tokens * file.unlimited)
+        prompt = expected.input_tokens_total * lines
+        price = served.price
+        cost = 0 if price is None else cost_nano(price, prompt, output)
+        return self._seen_of(served.name).seconds.value(prompt, output), cost
+
+    def _work(self, name: str, batch: Batch, by_unix_s: int | None) -> Work:
+        return work(
+            self._seen_of(name).profile,
+            batch.planned_slot_s,
+            items=batch.total,
+            done=batch.completed + batch.failed,
+            used_slot_s=sum(part.slot_s for part in batch.parts),
+            by_unix_s=by_unix_s,
+        )
+
+    async def _around(self, name: str, batch: Batch) -> tuple[Leftovers, list[Work]]:
+        """What the model has left, and the other open batches that want it."""
+        found = [await self._store.get(Batch, i) for i in await self._store.open_names(Batch)]
+        others = [other for other, _ in filter(None, found) if other.id != batch.id]
+        seen, now_unix_s = self._seen_of(name), self._wall_clock()
+        hour = int(now_unix_s // HOUR_S)
+        if seen.demand is None or seen.demand.hour != hour:
+            seen.demand = Demand(seen.profile, hour)
+        live = seen.live_s / seen.since_s if seen.since_s else float(self._live(name))
+        return Leftovers(seen.demand, self._slots(name), live + seen.others, now_unix_s), [
+            self._work(name, other, promised_by(other))
+            for other in others
+            if other.status not in ENDED
+            and (served := self._models.get(other.model)) is not None
+            and served.name == name
+        ]
+
+    def _told(self, p50_s: float, p95_s: float, cost: int, by: int | None) -> Promise | None:
+        if p95_s == inf:
+            return None
+        now = self._wall_clock()
+        return Promise(
+            finish_p50_unix_s=ceil(now + p50_s),
+            finish_p95_unix_s=ceil(now + p95_s),
+            cost_nano=cost,
+            promised_by_unix_s=by,
+        )
+
+    # -- what is observed and kept
+
+    def _names(self) -> set[str]:
+        return {served.name for served in self._models.values()}
+
+    def _pools(self, name: str) -> Iterable[fleet.PoolState]:
+        return self._models[name].fleet.routed
+
+    def _slots(self, name: str) -> int:
+        """What batches and live requests may take together."""
+        slots = sum(fleet.ready_slots(pool, self._clock()) for pool in self._pools(name))
+        return max(0, slots - HEADROOM)
+
+    def _seen_of(self, name: str) -> _Seen:
+        return self._seen.setdefault(name, _Seen(Profile()))
+
+    def _live(self, name: str) -> int:
+        return max(0, sum(pool.inflight for pool in self._pools(name)) - self._running(name))
+
+    async def _observe(self) -> None:
+        now_s, hour = self._clock(), int(self._wall_clock() // HOUR_S)
+        passed_s, self._observed_s = now_s - self._observed_s, now_s
+        over, self._hour = self._hour, hour
+        for name in self._names():
+            seen, items = self._seen_of(name), self._running(name)
+            seen.since_s += passed_s
+            seen.live_s += self._live(name) * passed_s
+            seen.backlog_s += passed_s if items else 0.0
+            seen.used_s += items * passed_s
+            if over != hour:
+                await self._hour_over(name, seen, over)
+
+    async def _hour_over(self, name: str, seen: _Seen, hour: int) -> None:
+        live = seen.live_s / max(seen.since_s, 1.0)
+        left_s = max(0.0, self._slots(name) - live - seen.others) * seen.backlog_s
+        used_s, keep = seen.used_s, _KEEP if seen.used_s else 1.0
+        seen.since_s = seen.live_s = seen.backlog_s = seen.used_s = 0.0
+
+        def added(profile: Profile) -> dict[str, Any]:
+            return {
+                **with_hour(profile, hour, live),
+                "left_slot_s": keep * profile.left_slot_s + left_s,
+                "used_slot_s": keep * profile.used_slot_s + used_s,
+                "seconds": (seen.seconds.a, seen.seconds.b),
+            }
+
+        await self._change(name, added)
+        seen.others = max(0.0, seen.profile.hours[-1] - live)
+
+    async def _read(self, name: str) -> int:
+        """Read a model's profile; returns its version."""
+        document = await self._store.documents.get(KIND, name)
+        if document is None:
+            return 0
+        self._seen_of(name).profile = _profile(document.value)
+        return document.version
+
+    async def _change(self, name: str, change: Callable[[Profile], dict[str, Any]]) -> None:
+        """Change a profile as it is in the store now; here alone while the store is away."""
+        seen = self._seen_of(name)
+        for _ in range(8):
+            version = None
+            with contextlib.suppress(StateFailure):
+                version = await self._read(name)
+            changed = msgspec.structs.replace(seen.profile, **change(seen.profile))
+            try:
+                if version is not None:
+                    value = _encode(changed)
+                    await self._store.documents.put(KIND, "", name, value, version, is_open=False)
+            except Changed:
+                continue
+            except StateFailure as error:
+                _log.warning("the profile of %s was not stored: %s", name, error)
+            seen.profile, seen.demand = changed, None
+            return
+
+
+def _with_hours(profile: Profile, hours: Mapping[int, float]) -> dict[str, Any]:
+    if profile.hours:  # another replica was first
+        return {}
+    for hour, live in sorted(hours.items()):
+        profile = msgspec.structs.replace(profile, **with_hour(profile, hour, live))
+    return {"first_hour": profile.first_hour, "hours": profile.hours}
+
+
+class _Timing(msgspec.Struct, frozen=True):
+    duration_s: float = 0.0
+
+
+class _Logged(msgspec.Struct):
+    model: str | None = None
+    time_unix_s: float = 0.0
+    batch: msgspec.Raw = msgspec.Raw(b"")
+    timing: _Timing = _Timing()
+
+
+def hours_of_log(path: Path, until_hour: int) -> Mapping[str, Mapping[int, float]]:
+    """Mean live sequences by model and hour, from the end of a request log; {} without one."""
+    decode = msgspec.json.Decoder(_Logged).decode
+    hours: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    try:
+        with path.open("rb") as lines:
+            lines.seek(max(0, path.stat().st_size - SEED_BYTES))
+            for line in lines:
+                try:
+                    found = decode(line)
+                except msgspec.DecodeError:
+                    continue
+                hour = int(found.time_unix_s // HOUR_S)
+                if found.model and not bytes(found.batch) and hour < until_hour:
+                    hours[found.model][hour] += (found.timing.duration_s or 0.0) / HOUR_S
+    except OSError as error:
+        _log.warning("the request log does not seed the forecast: %s", error)
+    return hours
