@@ -23,7 +23,7 @@ from bench.quartz.lab import WORKERS, make, processes
 from bench.quartz.lab import run as serve
 from bench.quartz.loads import LOADS, SCENES, knee
 from gateway.fleet.fleet import Pending, PoolState
-from gateway.scheduling.outlook import Forecast, Outlook, Quoted, Sample
+from gateway.scheduling.outlook import Forecast, Outlook, Quoted
 from gateway.scheduling.scheduler import Job, Scheduler
 
 POLICIES: Final = ("QUARTZ", "FIFO-LL")
@@ -51,17 +51,17 @@ class Quoting:
         self._pending: dict[Job, Pending] = {}
         self.outlook = Outlook(LEVELS)
         self.quoted: dict[Job, dict[str, Quoted]] = {}
-        self._sampled: dict[Job, Sample] = {}
+        self._sampled: dict[Job, Forecast] = {}
         self._first_s: dict[Job, float] = {}
 
     def submit(self, job: Job, now_s: float) -> Sequence[Job]:
         """As of Scheduler."""
-        sample = Sample(job.priority_class, Forecast(*self.inner.forecast(job, now_s)))
+        forecast = Forecast(job.priority_class, *self.inner.forecast(job, now_s))
         if job.owner >= SETTLED:
-            wait, ttft = self.outlook.expect(sample)
+            wait, ttft = self.outlook.expect(forecast)
             self.quoted[job] = {"wait": wait, "ttft": ttft}
         if self.outlook.samples(now_s):
-            self._sampled[job] = sample
+            self._sampled[job] = forecast
         ready = self.inner.submit(job, now_s)
         self._sent(ready)
         return ready
@@ -69,8 +69,8 @@ class Quoting:
     def first_token(self, job: Job, now_s: float, *given: Any, **more: Any) -> Sequence[Job]:
         """As of Scheduler."""
         self._first_s[job] = now_s
-        if (sample := self._sampled.pop(job, None)) is not None:
-            self.outlook.note(sample, job.sent_s - job.arrived_s, now_s - job.arrived_s)
+        if (forecast := self._sampled.pop(job, None)) is not None:
+            self.outlook.note(forecast, job.sent_s - job.arrived_s, now_s - job.arrived_s)
         ready = self.inner.first_token(job, now_s, *given, **more)
         self._sent(ready)
         return ready

@@ -141,10 +141,10 @@ class Phases:
     kind: TransferKind
     skip_below_tokens: int
     """Prompt tokens below which decode computes the prompt itself; 0: never."""
-    bytes_per_second: float
-    """Assumed speed of a transfer until one was measured; 0 assumes none."""
+    bytes_per_second: float | None
+    """Assumed speed of a transfer until one was measured."""
     bootstrap_port: int
-    """Of SGLang's prefill engines; 0 with other kinds."""
+    """Of SGLang's prefill engines."""
 
 
 NO_PHASES: Final[Mapping[int, Phases]] = {}

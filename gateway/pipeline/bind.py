@@ -21,7 +21,7 @@ from gateway.records.attempt import Binding
 from gateway.records.estimate import LengthEstimate
 from gateway.records.lease import Lease
 from gateway.scheduling.fairness import newest_of_largest
-from gateway.scheduling.outlook import Forecast, Sample
+from gateway.scheduling.outlook import Forecast
 from gateway.scheduling.scheduler import NOBODY, PRIORITY_CLASS, Job, Scheduler
 
 _RETRY_S: Final = 2.0
@@ -338,19 +338,18 @@ def no_worker(served: ModelRuntime, adapter: str) -> Unavailable:
 def _first_token(attempts: Attempts, scheduler: Scheduler, job: Job, now_s: float) -> None:
     """Tell the pool's outlook and the scheduler of it."""
     if attempts.sampled is not None:
-        (outlook, sample), attempts.sampled = attempts.sampled, None
-        outlook.note(sample, attempts.queue_s, now_s - attempts.incoming.received_s)
+        (outlook, forecast), attempts.sampled = attempts.sampled, None
+        outlook.note(forecast, attempts.queue_s, now_s - attempts.incoming.received_s)
     if scheduler.gates:
         wake(scheduler.first_token(job, now_s))
 
 
 def _sample(attempts: Attempts, pool: Pool, now_s: float) -> None:
     """Forecast the first wait of some requests, for the pool's outlook, or if a client asked."""
-    outlook = pool.outlook
-    if outlook.samples(now_s) or attempts.tell is not None:
+    if pool.outlook.samples(now_s) or attempts.tell is not None:
         job = require(attempts.job)
-        forecast = Forecast(*pool.scheduler.forecast(job, now_s))
-        attempts.sampled = outlook, Sample(job.priority_class, forecast)
+        forecast = Forecast(job.priority_class, *pool.scheduler.forecast(job, now_s))
+        attempts.sampled = pool.outlook, forecast
 
 
 def place_of(job: Job, queued: Iterable[Job]) -> int:
@@ -368,8 +367,8 @@ def place_of(job: Job, queued: Iterable[Job]) -> int:
 
 def _eta_s(attempts: Attempts) -> float | None:
     """What is left of a request's expected wait; None where that is not known, or is over."""
-    outlook, sample = require(attempts.sampled)
-    wait, _ = outlook.expect(sample)
+    outlook, forecast = require(attempts.sampled)
+    wait, _ = outlook.expect(forecast)
     left = [each - attempts.queue_s for each in wait if each is not None]
     return next((each for each in left if each > 0), None)
 

@@ -240,7 +240,11 @@ class PhaseRunner:
         finally:
             _join(attempts, side)
         address = served.fleet.pools[bound.pool].addresses[bound.worker]
-        room = _room(address, require(phase.phases).bootstrap_port)
+        room = {
+            "bootstrap_host": orjson.dumps(address.host),
+            "bootstrap_port": b"%d" % require(phase.phases).bootstrap_port,
+            "bootstrap_room": b"%d" % secrets.randbits(63),
+        }
         both = Handover(engine_id=new_engine_id(attempts), members=room)
         attempts.handover = side.handover = both
         phase.answered_s, sent_s, answered = None, self._clock(), False
@@ -290,14 +294,10 @@ class PhaseRunner:
         phases = require(phase.phases)
         pool = attempts.served.fleet.pools[phases.prefill]
         workers = fleet.available(pool, now_s)
-        return any(
-            phases.kind == "sglang"
-            or (
-                (phases.prefill, worker) not in phase.tried
-                and pool.engine_of[worker].ejected_until_s <= now_s
-            )
-            for worker in workers
-        )
+        if phases.kind == "sglang":
+            return bool(workers)
+        tried = {worker for place, worker in phase.tried if place == phases.prefill}
+        return any(pool.engine_of[w].ejected_until_s <= now_s for w in workers if w not in tried)
 
     def _computed(self, attempts: Attempts, side: Attempts, result: Outcome) -> None:
         """A prompt was computed."""
@@ -434,15 +434,6 @@ def _learn(attempts: Attempts, result: Outcome, sent_s: float) -> None:
         phase.transfer_s = max(0.0, first_s - max(sent_s, answered_s))
         transfer = attempts.served.fleet.pools[phase.pool].transfer
         transfer.learn(max(0.0, sent_s - answered_s), phase.transfer_s, tokens)
-
-
-def _room(prefill: WorkerAddress, port: int) -> dict[str, bytes]:
-    """Where two engines of SGLang meet."""
-    return {
-        "bootstrap_host": orjson.dumps(prefill.host),
-        "bootstrap_port": b"%d" % port,
-        "bootstrap_room": b"%d" % secrets.randbits(63),
-    }
 
 
 def new_engine_id(attempts: Attempts) -> str:

@@ -24,12 +24,11 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.plan import Asked
 from gateway.ports import LeaseStore
 from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Endpoint
-from gateway.records.estimate import LengthEstimate
 from gateway.records.record import Record
 from gateway.records.request import BodyFacts, Incoming, Measure, RequestHead
 from gateway.records.usage import NANO, cost_nano
 from gateway.routing.routing import window_plan
-from gateway.scheduling.outlook import UNKNOWN, Forecast, Quantiles, Sample
+from gateway.scheduling.outlook import UNKNOWN, Forecast, Quantiles
 
 MAX_BYTES: Final = 1 << 20
 """Of the body; longer prompts are quoted by their tokens."""
@@ -184,9 +183,8 @@ class Quoter:
         binds = served.fleet.pools[first]
         job = job_for(asked, estimate, said, now_s)
         job.match = prefix.match(first) if prefix.points else ()
-        forecast = Forecast(*binds.scheduler.forecast(job, now_s))
-        quoted = binds.outlook.expect(Sample(job.priority_class, forecast))
-        wait, ttft = (Quantiles(p50=p50, p95=p95) for p50, p95 in quoted)
+        forecast = Forecast(job.priority_class, *binds.scheduler.forecast(job, now_s))
+        wait, ttft = (Quantiles(p50=p50, p95=p95) for p50, p95 in binds.outlook.expect(forecast))
         return self._of(
             asked, admitted=True, pool=pool.name, spilled=said.spilled, wait_s=wait, ttft_s=ttft
         )
@@ -201,11 +199,13 @@ class Quoter:
 
     def _of(self, asked: Asked, **more: Any) -> Quote:
         served, estimate = asked.served, asked.estimate
-        most = output_most(estimate, served.routing.pools[-1].window_tokens)
+        each = max(0, served.routing.pools[-1].window_tokens - estimate.input_tokens_lowest)
+        if estimate.limit_tokens is not None:
+            each = min(each, estimate.limit_tokens)
         tokens = QuoteTokens(
             input=estimate.input_tokens_total,
             output_expected=estimate.sequences * estimate.output_tokens,
-            output_most=most,
+            output_most=estimate.sequences * each,
         )
         expected, dearest = (
             None if (price := served.price) is None else cost_nano(price, tokens.input, n) / NANO
@@ -213,14 +213,6 @@ class Quoter:
         )
         cost = QuoteCost(expected=expected, most=dearest, currency=self._currency)
         return Quote(model=served.name, tokens=tokens, cost=cost, **more)
-
-
-def output_most(estimate: LengthEstimate, window_tokens: int) -> int:
-    """Tokens that all answers together may have at most."""
-    each = max(0, window_tokens - estimate.input_tokens_lowest)
-    if estimate.limit_tokens is not None:
-        each = min(each, estimate.limit_tokens)
-    return estimate.sequences * each
 
 
 _shape: Final = msgspec.json.Decoder(_Shape).decode

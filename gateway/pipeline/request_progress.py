@@ -23,7 +23,7 @@ from gateway.records.estimate import LengthEstimate, Plan
 from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.routing.retry import Fault, Harm
-from gateway.scheduling.outlook import Outlook, Sample
+from gateway.scheduling.outlook import Forecast, Outlook
 from gateway.scheduling.prefix_index import ExpectedHit, PrefixIndex
 from gateway.scheduling.scheduler import Job, Points, Scheduler
 
@@ -179,7 +179,7 @@ class Attempts:
         self.assumed: asyncio.TimerHandle | None = None
         """Assumes its first token, where that cannot be seen."""
         # Of a request that its pool's outlook watches.
-        self.sampled: tuple[Outlook, Sample] | None = None
+        self.sampled: tuple[Outlook, Forecast] | None = None
         # Tells a client that asked for it of its place in the queue, and its expected wait.
         self.tell: Callable[[int, float | None], Awaitable[None]] | None = None
         self.relay: Relay | None = None

@@ -289,11 +289,11 @@ def _note_wait(attempts: Attempts, outcome: Outcome) -> None:
     """Have its pool know of a sampled request's wait, if it saw no first token."""
     if attempts.sampled is None:
         return
-    outlook, sample = attempts.sampled
+    outlook, forecast = attempts.sampled
     if attempts.sent_s is not None and not attempts.facts.stream:
-        outlook.note(sample, attempts.queue_s, None)
+        outlook.note(forecast, attempts.queue_s, None)
     elif attempts.sent_s is None and outcome.label == "refused":  # it waited for nothing
-        outlook.note(sample, inf, inf)
+        outlook.note(forecast, inf, inf)
 
 
 # -- the decision record

@@ -33,6 +33,7 @@ _FLOOR_S: Final = 0.02
 class Forecast(NamedTuple):
     """What a scheduler expects of a job that it was not given yet, in seconds."""
 
+    priority_class: int
     wait_s: float
     """Until its prefill may begin."""
     prefill_s: float
@@ -48,13 +49,6 @@ class Quantiles(Record, frozen=True, kw_only=True):
 UNKNOWN: Final = Quantiles()
 Quoted = list[float | None]
 """Seconds by level; None where too little is known."""
-
-
-class Sample(NamedTuple):
-    """A request that is watched."""
-
-    priority_class: int
-    forecast: Forecast
 
 
 class _Ended(NamedTuple):
@@ -76,7 +70,10 @@ class Outlook:
         self._every = 1
 
     def samples(self, now_s: float) -> bool:
-        """Whether to sample this request: evenly, and about SAMPLED_PER_S a second at most."""
+        """Whether to sample this request: evenly, and about SAMPLED_PER_S a second at most.
+
+        Samples with a pause between them would miss how requests fare that come right after others.
+        """
         second = int(now_s)
         if second != self._second:
             self._every = 1 + self._seen // SAMPLED_PER_S
@@ -84,13 +81,13 @@ class Outlook:
         self._seen += 1
         return self._seen % self._every == 0
 
-    def note(self, sample: Sample, wait_s: float, ttft_s: float | None) -> None:
+    def note(self, forecast: Forecast, wait_s: float, ttft_s: float | None) -> None:
         """Learn what came of a request; inf where it was given up, None where it was not seen."""
-        self._ended[sample.priority_class].append(_Ended(sample.forecast, wait_s, ttft_s))
+        self._ended[forecast.priority_class].append(_Ended(forecast, wait_s, ttft_s))
 
-    def expect(self, sample: Sample) -> tuple[Quoted, Quoted]:
+    def expect(self, forecast: Forecast) -> tuple[Quoted, Quoted]:
         """Wait in the gateway, and time to first token as clients see it, by level."""
-        ended, forecast = self._ended[sample.priority_class], sample.forecast
+        ended = self._ended[forecast.priority_class]
         waits = [e.wait_s * _ratio(forecast, e.forecast) for e in _alike(forecast, ended)]
         seen = _alike(forecast, [e for e in ended if e.ttft_s is not None])
         firsts = [(e.ttft_s or 0.0) * _ratio(forecast, e.forecast) for e in seen]
@@ -106,12 +103,9 @@ class Outlook:
 
 
 def _alike(forecast: Forecast, ended: Sequence[_Ended]) -> Sequence[_Ended]:
-    wait, prefill = log(forecast.wait_s + _FLOOR_S), log(forecast.prefill_s + _FLOOR_S)
-
     def distance(each: _Ended) -> float:
-        other = each.forecast
-        off = abs(wait - log(other.wait_s + _FLOOR_S))
-        return off + abs(prefill - log(other.prefill_s + _FLOOR_S))
+        pairs = zip(forecast[1:], each.forecast[1:], strict=True)
+        return sum([abs(log((one + _FLOOR_S) / (other + _FLOOR_S))) for one, other in pairs])
 
     return nsmallest(ALIKE, ended, key=distance)
 

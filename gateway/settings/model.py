@@ -235,8 +235,8 @@ class EnginesConfig(Section):
 
     @property
     def only_decodes(self) -> bool:
-        """Whether other engines compute its prompts."""
-        return False
+        """Whether other engines compute its prompts: those of a pool in phases, `PoolConfig`."""
+        return getattr(self, "prefill", None) is not None
 
     @property
     def ranked(self) -> bool:
@@ -338,11 +338,6 @@ class PoolConfig(EnginesConfig):
         left_out = () if self.decode is None else EnginesConfig.model_fields
         return {name: value for name, value in written.items() if name not in left_out}
 
-    @property
-    def only_decodes(self) -> bool:
-        """Whether other engines compute its prompts."""
-        return self.prefill is not None
-
 
 def _pool(value: object, without_phases: ValidatorFunctionWrapHandler) -> PoolConfig:
     """A pool as written, in phases if any part of them is there."""
@@ -428,12 +423,10 @@ class ModelConfig(Section):
     @property
     def written(self) -> list[tuple[KeyPath, EnginesConfig]]:
         """The values of `all_pools`, in that order, with their places in the model's section."""
-        parts = {
-            name: ("pools", name) if pool.prefill is None else ("pools", name, "decode")
-            for name, pool in self.pools.items()
-        }
-        places = [parts.get(name) or ("pools", *name.split("/")) for name in self.all_pools]
-        return list(zip(places, self.all_pools.values(), strict=True))
+        return [
+            (("pools", *name.split("/"), *(("decode",) if pool.only_decodes else ())), pool)
+            for name, pool in self.all_pools.items()
+        ]
 
     @property
     def boundaries(self) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.schedulers import LOCAL, PREDICTING, SHADOWED, make_scheduler
 from gateway.settings import Config, ModelConfig
 from gateway.settings.model import EnginesConfig, watch_of
-from gateway.settings.token_pools import slot_tokens_per_s
+from gateway.settings.token_pools import prefill_places, slot_tokens_per_s
 from predictor.artifact import Artifact, load
 from predictor.online import PrefillPredictor
 
@@ -208,17 +208,10 @@ def equip(equipped: Iterable[tuple[Pool, Mapping[str, object]]]) -> None:
 
 def _phases(model: ModelConfig) -> dict[int, Phases]:
     """Those of the pools in phases, by place."""
-    places = {name: place for place, name in enumerate(model.all_pools)}
+    pools = list(model.pools.values())
     return {
-        places[name]: Phases(
-            prefill=places[f"{name}/prefill"],
-            kind=pool.transfer.kind,
-            skip_below_tokens=pool.transfer.skip_below_tokens,
-            bytes_per_second=pool.transfer.bytes_per_second or 0.0,
-            bootstrap_port=pool.transfer.bootstrap_port if pool.transfer.kind == "sglang" else 0,
-        )
-        for name, pool in model.pools.items()
-        if pool.transfer is not None
+        place: Phases(prefill=prefill, **dict(pools[place].transfer or {}))
+        for place, prefill in prefill_places(model).items()
     }
 
 

@@ -46,7 +46,7 @@ def test_the_pool_is_its_decode_engines_and_prefill_is_a_pool_behind_the_routed_
     assert [shape.name for shape in served.routing.pools] == ["short", "long"]
     assert [pool.name for pool in served.fleet.routed] == ["short", "long"]
     assert served.fleet.pools[1].workers == ["c:1#0", "c:1#1", "c:1#2", "c:1#3"]
-    assert (served.fleet.phases[1].prefill, served.fleet.phases[1].bootstrap_port) == (2, 0)
+    assert (served.fleet.phases[1].prefill, served.fleet.phases[1].kind) == (2, "vllm")
     assert [served.fleet.phase_of(place) for place in range(3)] == [None, "decode", "prefill"]
     assert served.fleet.pools[1].prefixes is None  # its prompts are computed elsewhere
     assert served.fleet.pools[2].prefixes is not None
