@@ -30,7 +30,7 @@ FIRST, SECOND, THIRD = range(101, 107), range(107, 113), range(113, 121)
 """Blocks of 16 tokens up to the points, less the last part of one."""
 
 
-@pytest.fixture(params=[1, 2], ids=["engine", "ranks"])
+@pytest.fixture(scope="module", params=[1, 2], ids=["engine", "ranks"])
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     """One engine whose cache holds three of the test's prompts, as one worker or two."""
     ranks: int = request.param

@@ -32,8 +32,8 @@ WORDS = "What is it that the people of this country think of? "
 class Phased:
     """Two prefill and two decode engines of each kind, one that does both, and a gateway.
 
-    Of the kinds `ranked` and `slow` there is one each, as of vLLM: decode has two ranks of one
-    slot; prefill takes seconds.
+    Of the further kinds there is one each, as of vLLM: of `ranked` decode has two ranks of one
+    slot; of `slow` prefill takes seconds; of `patient` and `hurried` prefills wait in the gateway.
     """
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
@@ -56,6 +56,10 @@ class Phased:
             ("ranked", "d"): [self.start(kv_transfer="vllm", dp_ranks=2, speed=2)],
             ("slow", "p"): [self.start(kv_transfer="vllm", speed=0.003)],
             ("slow", "d"): [self.start(kv_transfer="vllm")],
+            ("patient", "p"): [self.start(kv_transfer="vllm", speed=0.02)],
+            ("patient", "d"): [self.start(kv_transfer="vllm")],
+            ("hurried", "p"): [self.start(kv_transfer="vllm", speed=0.03)],
+            ("hurried", "d"): [self.start(kv_transfer="vllm")],
         }
         vllm: dict[str, Any] = {"kind": "vllm"}
         models = [
@@ -63,6 +67,8 @@ class Phased:
             self._model("sglang", {"kind": "sglang", "bootstrap_port": port}),
             self._model("ranked", vllm, max_num_seqs=1, ranks=2),
             self._model("slow", vllm),
+            self._queueing("patient"),
+            self._queueing("hurried", scheduling={"queue_timeout_s": 1.0, "queue_limit": 4}),
         ]
         health = {"interval_s": 1.0, "timeout_s": 2.0, "eject_after": 1000}
         config = {"models": models, "health": health}
@@ -90,7 +96,12 @@ class Phased:
         until(lambda: self.metric("sluice_worker_up", urlsplit(url).netloc) == 1)
 
     def _model(
-        self, kind: str, transfer: dict[str, Any], max_num_seqs: int = 32, **decode: Any
+        self,
+        kind: str,
+        transfer: dict[str, Any],
+        max_num_seqs: int = 32,
+        policy: str = "round-robin",
+        **decode: Any,
     ) -> dict[str, Any]:
         def engines(side: str, slots: int, policy: str | None, **more: Any) -> dict[str, Any]:
             workers = [{"url": u, "model": MOCK_MODEL, **more} for u in self.engines[kind, side]]
@@ -98,15 +109,20 @@ class Phased:
             return {"max_num_seqs": slots, "workers": workers, **scheduling}
 
         # In turn, so that of two requests one meets the first engine; ranks have their own policy.
-        policy = None if decode else "round-robin"
+        of_decode = None if decode else "round-robin"
         pool = {
             "max_model_len": 8192,
-            "prefill": engines("p", 32, "round-robin"),
-            "decode": engines("d", max_num_seqs, policy, **decode),
+            "prefill": engines("p", 32, policy),
+            "decode": engines("d", max_num_seqs, of_decode, **decode),
             "transfer": transfer,
         }
-        limits = {"first_byte_s": 2.5, "idle_s": 2.5}
+        limits = {"first_byte_s": 2.0, "idle_s": 2.0}
         return {"name": kind, "timeouts": limits, "pools": {"all": pool}}
+
+    def _queueing(self, kind: str, **more: Any) -> dict[str, Any]:
+        """A model whose prefills wait in the gateway."""
+        model = self._model(kind, {"kind": "vllm"}, policy="quartz")
+        return {**model, "timeouts": {}, **more}
 
     def fail(self, kind: str, side: str, spec: str, *, both: bool = False) -> str:
         """Break the first engine of a side, or both; "" mends. Its id."""
@@ -122,9 +138,9 @@ class Phased:
 
     def metric(self, *parts: str) -> float:
         """The sum of the gateway's series with all of these in their names."""
-        return self._sums(parts)[0]
+        return self.sums(parts)[0]
 
-    def _sums(self, *wanted: Sequence[str]) -> list[float]:
+    def sums(self, *wanted: Sequence[str]) -> list[float]:
         page = self.http.get(self.url + "/metrics").text
         lines = [line for line in page.splitlines() if not line.startswith("#")]
         return [
@@ -135,7 +151,7 @@ class Phased:
     def idle(self) -> bool:
         """Whether neither an engine nor the gateway holds anything."""
         kept = ("sluice_worker_inflight{",), ("sluice_queue_depth{",), ('leases{state="active"}',)
-        return not any(self._sums(*kept)) and not self.held()
+        return not any(self.sums(*kept)) and not self.held()
 
 
 class Ended(NamedTuple):
@@ -152,8 +168,8 @@ NUMBERS = itertools.count()
 """One for each request to the gateway."""
 
 
-def asked(kind: str, tokens: int, **more: Any) -> dict[str, Any]:
-    text = f"{next(NUMBERS)}: {WORDS * 12}"
+def asked(kind: str, tokens: int, *, words: int = 12, **more: Any) -> dict[str, Any]:
+    text = f"{next(NUMBERS)}: {WORDS * words}"
     return {
         "model": kind,
         "messages": [{"role": "user", "content": text}],
@@ -411,7 +427,7 @@ def test_a_client_that_leaves_between_the_phases_has_the_kv_freed(phased: Phased
         body = asked("ranked", 3000 + number, stream=True, mock_output_tokens=3000)
         path = phased.url + "/v1/chat/completions"
         try:
-            with httpx.stream("POST", path, json=body, timeout=4.0) as answer:
+            with httpx.stream("POST", path, json=body, timeout=2.5) as answer:
                 for _ in answer.iter_raw():
                     if stop.is_set():
                         break
@@ -431,6 +447,48 @@ def test_a_client_that_leaves_between_the_phases_has_the_kv_freed(phased: Phased
         finally:
             stop.set()
         assert set(began) == {True, False}
+
+
+def test_who_waits_in_vain_for_a_prefill_leaves_its_queue(
+    phased: Phased, client: openai.OpenAI
+) -> None:
+    counts = ("sluice_prefill_seconds_count",), ("sluice_prefills_total", '"ok"')
+    before = phased.sums(*counts)
+    said(client, asked("hurried", 4))  # from now on the gate knows what it lets in
+
+    def ends(number: int) -> str:
+        body = asked("hurried", 4, words=300)
+        limit_s = 0.7 if number % 3 == 2 else 60.0
+        try:
+            answer = httpx.post(phased.url + "/v1/chat/completions", json=body, timeout=limit_s)
+        except httpx.TimeoutException:
+            return "left"
+        return str(answer.headers.get("x-sluice-reason", "ok"))
+
+    with ThreadPoolExecutor(14) as threads:
+        ended = list(threads.map(ends, range(14)))
+    assert "ok" in ended
+    assert len({"queue_timeout", "queue_full", "left"} & set(ended)) > 1
+    until(phased.idle)
+    said(client, asked("hurried", 4))
+    ran, counted = (now - then for now, then in zip(phased.sums(*counts), before, strict=True))
+    assert ended.count("ok") + 2 <= counted == ran, "of those that were refused no prompt was"
+
+
+def test_a_stream_that_waits_for_a_prefill_worker_is_told_so(
+    phased: Phased, client: openai.OpenAI
+) -> None:
+    said(client, asked("patient", 4))
+
+    def comments(_: int) -> int:
+        body, waits = asked("patient", 3, words=200, stream=True), {"x-sluice-queue-status": "on"}
+        path = phased.url + "/v1/chat/completions"
+        answer = httpx.post(path, json=body, headers=waits, timeout=60)
+        assert answer.text.endswith("data: [DONE]\n\n")
+        return answer.text.count(": sluice queued position=")
+
+    with ThreadPoolExecutor(5) as threads:
+        assert max(threads.map(comments, range(5))) >= 1
 
 
 def load(phased: Phased, requests: int, clients: int = 16) -> float:
@@ -453,9 +511,9 @@ def load(phased: Phased, requests: int, clients: int = 16) -> float:
 
 def test_many_at_once(phased: Phased) -> None:
     ok = phased.metric("sluice_requests_total", '"ok"')
-    load(phased, 400)
+    load(phased, 200)
     until(phased.idle)
-    assert phased.metric("sluice_requests_total", '"ok"') == ok + 400
+    assert phased.metric("sluice_requests_total", '"ok"') == ok + 200
 
 
 if __name__ == "__main__":  # python -m tests.integration.test_phases 10000
