@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+import msgspec
 import pytest
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
+from gateway.records.proof import Interval, Promise, Proof
 from sluice.children import Children
 from sluice.demo.config import KEYS as DEMO_KEYS
 from sluice.demo.config import PHASES_MODEL
@@ -340,6 +342,32 @@ def test_a_pool_in_phases_is_one_card_and_its_story_has_both_workers(
         browser.listen()
         assert browser.problems == []
         browser.hosts.clear()
+
+
+def test_promises_are_shown_beside_what_came_of_them(fleet: Fleet, browser: Browser) -> None:
+    bounds = Interval(value=0.996, low=0.993, high=0.998)
+    promises = (
+        Promise(kind="entitlement", name="narrow", verdict="holds", reason="so", kept=bounds),
+        Promise(kind="entitlement", name="quiet-001", verdict="cannot tell", reason="no request"),
+    )
+    digest = sha256(fleet.replicas[0].file.read_bytes()).hexdigest()
+    proof = Proof(id="0123456789ab", config_sha256=digest, verdict="holds", findings=promises)
+    answer = httpx.post(
+        f"{fleet.url}/admin/reload?proof=true",
+        content=msgspec.json.encode(proof),
+        headers={"authorization": f"Bearer {ADMIN_KEY}"},
+        trust_env=False,
+    )
+    assert answer.status_code == 200
+    opened(browser, fleet)
+    text = "document.getElementById('proof').innerText"
+    browser.wait(f"{text}.includes('no request since')")
+    assert chat(fleet, "narrow", "promised-1", 2).status_code == 200
+    browser.wait(f"{text}.includes('since then 100.0% of 1')")
+    shown = browser.run(f"return {text}")
+    assert "proved 99.6% (99.3% to 99.8%)" in shown
+    assert "Not simulated: entitlement quiet-001 (cannot tell)" in shown
+    clean(browser, fleet)
 
 
 def test_it_is_used_with_the_keyboard_alone(fleet: Fleet, browser: Browser) -> None:

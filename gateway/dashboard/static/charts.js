@@ -58,6 +58,39 @@ function drawTargets(targets) {
   byId("target-cards").replaceChildren(...shown.map(targetCard));
 }
 
+const VERDICTS = { holds: "good", breaks: "bad", "cannot tell": "warn" };
+const FEW = 400; // so many kept promises are needed to say that 99 % hold
+const fine = (share) => `${(100 * share).toFixed(1)}%`;
+
+// A promise that was simulated, and the share that was kept since, without refusals by own limits that are excused.
+function promiseLine(one, counts) {
+  const counted = one.kind === "entitlement" ? counts[one.name] : null;
+  const requests = counted ? sum(Object.values(counted)) : 0;
+  const judged = counted ? requests - Math.min(counted.limited, one.excused * requests) : 0;
+  const share = judged ? counted.kept / judged : null;
+  const kind = judged < FEW ? "muted" : share < one.kept.low ? "bad" : "good";
+  const since = share == null ? "no request since" : `since then ${fine(share)} of ${count(requests)}`;
+  return el("li", { class: "line" },
+    el("span", { title: one.reason }, `${one.kind} `, el("strong", {}, one.name), " ", el("span", { class: VERDICTS[one.verdict] }, one.verdict)),
+    el("span", {}, `proved ${fine(one.kept.value)} (${fine(one.kept.low)} to ${fine(one.kept.high)})`, counted ? el("span", { class: kind }, `, ${since}`) : null));
+}
+
+let proofShown = "";
+function drawProof(proof) {
+  byId("proof").hidden = !proof;
+  const told = JSON.stringify(proof);
+  if (!proof || told === proofShown) return;
+  proofShown = told;
+  const [simulated, others] = [true, false].map((which) => proof.findings.filter((one) => (one.kept != null) === which));
+  const names = others.map((one) => `${one.kind} ${one.name} (${one.verdict})`);
+  if (proof.more) names.push(`${count(proof.more)} more`);
+  byId("proof-card").replaceChildren(
+    el("div", { class: "line" }, el("h3", {}, `Proof ${proof.id}: `, el("span", { class: VERDICTS[proof.verdict] }, proof.verdict)),
+      el("span", { class: "muted" }, `attached ${new Date(1000 * proof.since_unix_s).toLocaleString("en-GB")}`)),
+    el("ul", { class: "promises" }, simulated.map((one) => promiseLine(one, proof.counts))),
+    el("p", { class: "muted", hidden: !names.length }, `Not simulated: ${names.join(", ")}`));
+}
+
 let wrongShown = "";
 function drawWrong(wrong, worst) {
   byId("wrong").className = `card verdict ${worst}-edge`;
