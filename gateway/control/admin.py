@@ -16,6 +16,7 @@ from gateway.control.peers import (
     add_load,
     attainment,
     find_decision,
+    live_demand,
     loads_elsewhere,
     newest,
     own_load,
@@ -49,6 +50,7 @@ def admin_router(control: Control) -> APIRouter:
     """The admin routes, each for the role that `roles.role_for` names."""
     app = APIRouter(dependencies=[Depends(admin_guard(control.keys))])
     _reading_routes(app, control)
+    _demand_route(app, control)
     _worker_routes(app, control)
     _other_changes(app, control)
     entitlement, tenant = "/admin/entitlements/{name}", "/admin/tenants/{name}"
@@ -182,6 +184,16 @@ def _reading_routes(app: APIRouter, control: Control) -> None:
         return json_response(await control.budgets.page(after, limit))
 
 
+def _demand_route(app: APIRouter, control: Control) -> None:
+    @app.get("/admin/demand")
+    async def demand(model: str) -> Response:
+        """What was asked of a model in the last week, one row a replica."""
+        found = await live_demand(control, model)
+        if not found:
+            raise NotFound(f"There is no model '{model[:64]}'.", reason="model_not_found")
+        return json_response({"data": found})
+
+
 async def _add_attainment(control: Control, shown: Any) -> None:
     """Add `slo` and `slo_tpot` to those that state a target; null for the others."""
     for topic, field in (("slo", "slo_target_ms"), ("slo_tpot", "slo_tpot_ms")):
@@ -233,6 +245,7 @@ def describe_fleet(
     return {
         "model": served.name,
         "mode": "observe" if served.routing.observe else "enforce",
+        "gamma": None if served.compression is None else served.compression.rules.gamma,
         "adapters": {
             name: {
                 pool.name: [pool.workers[i] for i in served.adapters.workers(name, pool)[:SHOWN]]

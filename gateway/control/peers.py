@@ -57,6 +57,7 @@ def answer_peers(
     on("tenant_decision", lambda asked: own_decision(*_asked_by(asked)))
     on("audit", lambda asked: _json(control.registry.audit(int(asked))))
     on("load", lambda _: _pack(own_load(control)))
+    on("demand", lambda asked: own_demand(control, asked.decode()))
     on("reload", lambda _: reload())
     on("proof", partial(_own_proof, control.promises))
     for topic, count in COUNTED.items():
@@ -100,6 +101,22 @@ async def newest(
     reported = [_json(own), *await peers.ask(topic, b"%d" % count)]
     merged = [record for records in understood(_records, reported) for record in records]
     return sorted(merged, key=lambda record: -record["time_unix_s"])[:count]
+
+
+# -- demand
+
+
+def own_demand(control: Control, model: str) -> bytes | None:
+    """What this replica was asked for, as JSON; None if it has no such model."""
+    found = (served for served in control.models if served.name == model)
+    return next((_json(served.demand.shown()) for served in found), None)
+
+
+async def live_demand(control: Control, model: str) -> list[Any]:
+    """The same of every replica, its own first; empty where this one has no such model."""
+    own = own_demand(control, model)
+    others = [] if own is None else await control.peers.ask("demand", model.encode())
+    return list(understood(msgspec.json.decode, [*filter(None, (own,)), *others]))
 
 
 # -- counts of entitlements

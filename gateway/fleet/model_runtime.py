@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from gateway.estimate.estimator import LengthEstimator
+from gateway.estimate.live_demand import LiveDemand
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import DECODE_TOKENS_PER_S, PoolState
 from gateway.fleet.lora_adapters import Adapters
@@ -305,6 +306,7 @@ class ModelRuntime:
     scheduling: ModelScheduling = field(default_factory=ModelScheduling)
     compression: ModelCompression | None = None
     """None where it is not enabled."""
+    demand: LiveDemand = field(default_factory=LiveDemand)
     watch: BoundaryWatch | None = None
     """What settled requests say of the boundaries."""
     aliases: frozenset[str] = frozenset()

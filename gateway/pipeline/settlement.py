@@ -517,8 +517,10 @@ def count(
     """Count one finished request."""
     model, pool = record.model or "", record.pool or ""
     metrics.requests.add(model, pool, record.outcome)
-    if served is not None and served.watch is not None:
-        served.watch.settled(record, served.routing)
+    if served is not None:
+        served.demand.add(record)
+        if served.watch is not None:
+            served.watch.settled(record, served.routing)
     _count_admission(metrics, record, lease)
     _count_times(metrics, record)
     compression = record.compression

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.estimate.estimator import PROFILES, LengthEstimator
+from gateway.estimate.live_demand import LiveDemand
 from gateway.fleet.engine_metrics import kv_usage
 from gateway.fleet.fleet import SlotClock, held_tokens
 from gateway.fleet.lora_adapters import Adapters
@@ -146,6 +147,7 @@ def next_model(config: Config, model: ModelConfig, before: ModelRuntime | None) 
             engine_priority=model.engine_priority,
         ),
         compression=_compression(model, None if before is None else before.compression),
+        demand=parts.of(LiveDemand, "demand"),
         watch=watch,
         price=None if model.price is None else model.price.per_token(),
         by_hour=any(pool.slot_clock is not None for pool in pools),

@@ -17,17 +17,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from gateway.estimate.live_demand import RETRY_SLACK_S, wants_capacity
 from gateway.records.decision import NO_COMPRESSION, CompressionSection
 from gateway.records.entitlement import OWN_LIMITS
 from planner.errors import PlanError
 from planner.readers.fields import FieldMap, recognised
 
-RETRY_SLACK_S: Final = 10.0
-"""Clients come back later than they were told: they round up, back off (8 s) and connect."""
-_LOAD: Final = frozenset({429, 503})
 _COMPRESSION: Final = ("kept_share", "not_compressed", "when")
-_UNSERVED: Final = frozenset({"evicted", "upstream_error", "disconnected"})
-"""Outcomes of requests that wanted capacity and did not get it, or not to their end."""
 
 
 class Demanded(NamedTuple):
@@ -176,8 +172,7 @@ def _attempt(
     """Read one record; None if it is no demand."""
     outcome = "ok" if fields.outcome is None else str(record.get(fields.outcome))
     served = outcome == "ok"
-    for_load = outcome == "refused" and record.get("status") in _LOAD
-    if not served and outcome not in _UNSERVED and not for_load:
+    if not wants_capacity(outcome, record.get("status")):
         return None
     request = Demanded(
         time_s=_time_s(record, fields),
@@ -191,7 +186,7 @@ def _attempt(
         model=_name(record, "model" if fields.outcome else None),
         cut=nan if compression.cut is None else float(compression.cut),
         served=served,
-        limited=for_load and record.get("reason") in OWN_LIMITS,
+        limited=outcome == "refused" and record.get("reason") in OWN_LIMITS,
     )
     if served and not request.measured:
         return None

@@ -69,6 +69,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Preemptions per request."""
     compressible: Compressible | None = None
     """p_c as the source observed it."""
+    rate_said: str = "as the source states it"
+    """What `rate_per_s` is, in words."""
     model: str = ""
     """The only model of its requests; "" if not known."""
     rate_per_s: float | None = None

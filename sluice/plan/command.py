@@ -2,12 +2,14 @@
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
+from sluice.operate.admin_client import KeyFileOption
 from sluice.terminal import JsonOption, PlainConsole, needs_extra, refuse
 
 if TYPE_CHECKING:
@@ -18,14 +20,12 @@ if TYPE_CHECKING:
 Phases = Literal["never", "auto", "always"]
 Mode = Literal["paged", "corrected", "mix", "exact", "paper"]
 
-WorkloadOption = Annotated[
-    str,
-    typer.Option(
-        "--workload",
-        help="A CDF (JSON), a trace (CSV, JSONL), a request log, metrics:URL[,URL], prom:URL, "
-        "synthetic:prompt=1500,answer=250, or azure, lmsys, agent-heavy.",
-    ),
-]
+WORKLOAD = typer.Option(
+    "--workload",
+    help="A CDF (JSON), a trace (CSV, JSONL), a request log, metrics:URL[,URL], prom:URL, "
+    "synthetic:prompt=1500,answer=250, or azure, lmsys, agent-heavy.",
+)
+WorkloadOption = Annotated[str, WORKLOAD]
 FieldsOption = Annotated[
     str | None, typer.Option(help="Fields of a trace: prompt=F,answer=F[,asked=F][,time=F].")
 ]
@@ -65,7 +65,23 @@ PlotOption = Annotated[Path | None, typer.Option(help="Folder for plots.")]
 
 
 def plan(
-    workload: WorkloadOption,
+    workload: Annotated[str | None, WORKLOAD] = None,
+    live: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Plan for what a running gateway was asked in the last week, and compare its "
+            "fleet. Nothing is changed.",
+        ),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --live: its request log, instead of its own sample; with -c and --profile "
+            "the verdict of `sluice prove`, too."
+        ),
+    ] = None,
+    admin_key_file: KeyFileOption = None,
     rate: RateOption = None,
     rate_quantile: RateQuantileOption = None,
     slo_ttft_ms: TtftOption = 500.0,
@@ -135,11 +151,15 @@ def plan(
     need_libraries()
     from planner.errors import PlanError
     from planner.plan import make_plan
+    from sluice.plan.live import against_json, ask, compare, prove, show_against
     from sluice.plan.question import Kinds, load_tenants, load_workload, make_question
     from sluice.plan.report import plan_json, show_plan
 
+    _one_source(workload, live, log)
     try:
         tenants = None if entitlements is None else load_tenants(entitlements, serves)
+        served = serves if tenants is None else tenants.model
+        running = None if live is None else ask(live, admin_key_file, served, log)
         kinds = Kinds(
             gpus=gpu or (),
             short=gpu_short,
@@ -151,12 +171,9 @@ def plan(
             profile=profile,
         )
         question = make_question(
-            load_workload(
-                workload,
-                fields=fields,
-                input_share=input_share,
-                model=serves if tenants is None else tenants.model,
-            ),
+            load_workload(workload or "", fields=fields, input_share=input_share, model=served)
+            if running is None
+            else running.workload,
             kinds,
             rate=rate,
             rate_quantile=rate_quantile,
@@ -167,7 +184,7 @@ def plan(
             gamma=gamma,
             pc=pc,
             max_cut=max_cut,
-            window_tokens=max_model_len,
+            window_tokens=max_model_len or (None if running is None else running.window_tokens),
             extrapolate=extrapolate,
             reserved=None if tenants is None else tenants.reserved,
             most_pools=max_pools,
@@ -179,26 +196,22 @@ def plan(
         started_s = time.perf_counter()
         found = make_plan(question)
         elapsed_ms = 1000 * (time.perf_counter() - started_s)
+        against = None if running is None else compare(running, question, found)
+        proof = None if running is None else prove(found, tenants, log, profile)
     except PlanError as error:
         refuse(error.problem, error.fix)
     console = PlainConsole(stderr=as_json)
     if not as_json:
         show_plan(found, elapsed_ms, console)
+        show_against(against, proof, console)
     checked = None
     if verify and found.chosen.feasible:
         checked = _verify(found, tenants, verify_requests, console, as_json=as_json)
     if as_json:
-        typer.echo(json.dumps(plan_json(found, elapsed_ms, checked), indent=2))
+        document = {**plan_json(found, elapsed_ms, checked), "live": against_json(against, proof)}
+        typer.echo(json.dumps(document, indent=2))
     if found.chosen.feasible and output is not None:
-        from planner.gateway_file import assign_workers, gateway_file
-
-        workers = assign_workers(found, worker or ())
-        base, name = ("", serves or "") if tenants is None else (tenants.text, tenants.model)
-        try:
-            text = gateway_file(found, workers, base, name)
-        except PlanError as error:
-            refuse(error.problem, error.fix)
-        output.write_text(text, encoding="utf-8")
+        _write(found, output, worker or (), tenants, serves or "")
         console.print(f"wrote {output}")
     if plot is not None:
         need_plots()
@@ -208,6 +221,33 @@ def plan(
             console.print(f"wrote {file}")
     holds = found.chosen.feasible and (checked is None or checked.holds)
     raise typer.Exit(0 if holds else 1)
+
+
+def _one_source(workload: str | None, live: str | None, log: Path | None) -> None:
+    if (workload is None) == (live is None):
+        refuse("--workload and --live", "give one of them")
+    if live is None and log is not None:
+        refuse("--log without --live", "a log alone is a workload: --workload FILE")
+
+
+def _write(
+    found: "PlanResult",
+    output: Path,
+    worker: Sequence[str],
+    tenants: "PlannedTenants | None",
+    serves: str,
+) -> None:
+    """Write the fleet as sluice.yaml, or into the one that was given."""
+    from planner.errors import PlanError
+    from planner.gateway_file import assign_workers, gateway_file
+
+    workers = assign_workers(found, worker)
+    base, name = ("", serves) if tenants is None else (tenants.text, tenants.model)
+    try:
+        text = gateway_file(found, workers, base, name)
+    except PlanError as error:
+        refuse(error.problem, error.fix)
+    output.write_text(text, encoding="utf-8")
 
 
 def need_libraries() -> None:

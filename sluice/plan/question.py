@@ -176,7 +176,7 @@ def _rate(workload: Workload, rate: float | None, quantile: float | None) -> Rat
         return rate_of(workload.times_s, quantile)
     if workload.rate_per_s is None or quantile is not None:
         raise PlanError("the workload has no times", "give --rate, in requests/s")
-    return Rate(per_s=workload.rate_per_s, said="as the source states it")
+    return Rate(per_s=workload.rate_per_s, said=workload.rate_said)
 
 
 def _boundaries(text: str) -> tuple[int, ...]:
