@@ -15,12 +15,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from gateway.estimate.live_demand import RETRY_SLACK_S
 from gateway.records.decision import DecisionRecord
 from gateway.records.entitlement import FAILED
 from gateway.records.proof import Interval, Promise, Proof, ProofEvent, Verdict
 from gateway.usage.promises import judged
 from planner.errors import PlanError
-from planner.readers.demand import RETRY_SLACK_S
 from sluice.operate.admin_client import AdminClient
 from sluice.prove.verdict import PROMISED, wilson, words_of
 

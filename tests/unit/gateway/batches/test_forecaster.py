@@ -129,7 +129,8 @@ async def test_batches_before_it_make_a_batch_later_until_they_are_done(store: B
     alone = await world.forecaster.promise(world.batch(7200), file())
     version = await store.put(first, 0)
     behind = await world.forecaster.promise(world.batch(7200), file())
-    assert alone.promise is not None and behind.promise is not None
+    assert alone.promise is not None
+    assert behind.promise is not None
     now = alone.created_unix_s
     assert behind.promise.finish_p50_unix_s - now > 1.5 * (alone.promise.finish_p50_unix_s - now)
     done = replace(first, completed=990, parts=(Part(epoch=1, number=0, slot_s=3000.0),))
@@ -157,7 +158,8 @@ async def test_a_batch_teaches_what_its_work_was(store: BatchStore) -> None:
     for _ in range(30):
         await world.forecaster.learn(replace(planned, completed=1000, parts=took))
     again = await world.forecaster.promise(world.batch(86_400), file())
-    assert planned.promise is not None and again.promise is not None
+    assert planned.promise is not None
+    assert again.promise is not None
     first, second = (
         each.promise.finish_p50_unix_s - each.created_unix_s  # type: ignore[union-attr]
         for each in (planned, again)

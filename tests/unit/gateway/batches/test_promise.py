@@ -45,9 +45,7 @@ def decided(demand: Demand, slots: float, batch: Work, others: list[Work]) -> De
 
 def works(least: float = 0.0) -> st.SearchStrategy[Work]:
     due = st.one_of(st.none(), st.floats(60, 72 * 3600).map(lambda s: NOW + s))
-    return st.builds(
-        Work, slot_s=st.floats(least, 1e6), doubt=st.floats(0.03, 0.5), by_unix_s=due
-    )
+    return st.builds(Work, slot_s=st.floats(least, 1e6), doubt=st.floats(0.03, 0.5), by_unix_s=due)
 
 
 @settings(max_examples=60)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from planner.readers.demand import RETRY_SLACK_S
+from gateway.estimate.live_demand import RETRY_SLACK_S
 from planner.readers.traces import read_workload
 from planner.workload.workload import Workload
 from tests.builders import decision
