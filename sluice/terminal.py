@@ -103,3 +103,19 @@ def refuse(problem: str, fix: str) -> NoReturn:
 def needs_extra(problem: str, extra: str) -> NoReturn:
     """End the command because a library is missing."""
     stop(f"{problem}\nfix: {install(extra)}", 2)
+
+
+def need_libraries() -> None:
+    """Exit with code 2 if the extra is not installed."""
+    try:
+        import scipy.special  # noqa: F401
+    except ImportError:
+        needs_extra("planning needs scipy", "plan")
+
+
+def need_plots() -> None:
+    """Exit with code 2 if nothing can be drawn."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        needs_extra("plots need matplotlib", "bench")

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from sluice.plan.command import PlotOption, need_libraries, need_plots
-from sluice.terminal import JsonOption, PlainConsole, refuse
+from sluice.plan.command import PlotOption
+from sluice.terminal import JsonOption, PlainConsole, need_libraries, need_plots, refuse
 
 if TYPE_CHECKING:
     from planner.calibration.check import Check

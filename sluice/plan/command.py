@@ -10,7 +10,13 @@ import typer
 from rich.console import Console
 
 from sluice.operate.admin_client import KeyFileOption
-from sluice.terminal import JsonOption, PlainConsole, needs_extra, refuse
+from sluice.terminal import (
+    JsonOption,
+    PlainConsole,
+    need_libraries,
+    need_plots,
+    refuse,
+)
 
 if TYPE_CHECKING:
     from planner.records import PlanResult
@@ -248,22 +254,6 @@ def _write(
     except PlanError as error:
         refuse(error.problem, error.fix)
     output.write_text(text, encoding="utf-8")
-
-
-def need_libraries() -> None:
-    """Exit with code 2 if the extra is not installed."""
-    try:
-        import scipy.special  # noqa: F401
-    except ImportError:
-        needs_extra("planning needs scipy", "plan")
-
-
-def need_plots() -> None:
-    """Exit with code 2 if nothing can be drawn."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        needs_extra("plots need matplotlib", "bench")
 
 
 def _verify(

@@ -19,9 +19,8 @@ from sluice.plan.command import (
     TtftOption,
     WindowOption,
     WorkloadOption,
-    need_libraries,
 )
-from sluice.terminal import JsonOption, PlainConsole, refuse
+from sluice.terminal import JsonOption, PlainConsole, need_libraries, refuse
 
 if TYPE_CHECKING:
     from planner.records import PlanResult

@@ -9,8 +9,7 @@ import typer
 
 from sluice.config_file import load_or_exit
 from sluice.operate.admin_client import AdminClient
-from sluice.plan.command import need_libraries
-from sluice.terminal import JsonOption, console, echo_json, progress_bar, refuse
+from sluice.terminal import JsonOption, console, echo_json, need_libraries, progress_bar, refuse
 
 EXIT_CODES = {"holds": 0, "breaks": 1, "agreed": 0, "wrong": 1, "cannot tell": 3}
 

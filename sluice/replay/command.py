@@ -18,10 +18,8 @@ from sluice.plan.command import (
     PlotOption,
     TpotOption,
     TtftOption,
-    need_libraries,
-    need_plots,
 )
-from sluice.terminal import JsonOption, PlainConsole, refuse
+from sluice.terminal import JsonOption, PlainConsole, need_libraries, need_plots, refuse
 
 if TYPE_CHECKING:
     from sluice.replay.load import ReplayRequest

@@ -19,10 +19,15 @@ from sluice.plan.command import (
     TtftOption,
     WindowOption,
     WorkloadOption,
+)
+from sluice.terminal import (
+    JsonOption,
+    PlainConsole,
     need_libraries,
     need_plots,
+    progress_bar,
+    refuse,
 )
-from sluice.terminal import JsonOption, PlainConsole, progress_bar, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
