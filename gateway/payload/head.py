@@ -93,7 +93,7 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> RequestHead:
         category=None if category is None else category.decode("latin-1"),
         compress=_SAID.get(said.get(b"x-sluice-compress", b"").strip().lower()),
         entitlement=None if entitlement is None else entitlement.decode("latin-1").strip(),
-        queue_status=_SAID.get(said.get(b"x-sluice-queue-status", b"").strip().lower()) is True,
+        queue_status=_SAID.get(said.get(b"x-sluice-queue-status", b"").strip().lower()),
         read_timeout_s=read_timeout_s if 0.0 < read_timeout_s < 1e6 else None,
         json_body=json_body,
         form_body=form_body,

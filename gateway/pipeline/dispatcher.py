@@ -95,7 +95,8 @@ class Dispatcher:
     async def run(self, reply: ClientReply, attempts: Attempts) -> Outcome:
         """The answer, from whatever worker gave it. Raises Refusal before a byte was sent."""
         served, lease, facts = attempts.served, attempts.lease, attempts.facts
-        if attempts.incoming.head.queue_status and facts.stream:
+        asked = attempts.incoming.head.queue_status
+        if facts.stream and (attempts.principal.queue_status if asked is None else asked):
             attempts.tell = partial(_tell, reply, attempts)
         tried: list[tuple[int, int]] = []
         sent = 0

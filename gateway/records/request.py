@@ -25,6 +25,7 @@ class TenantKey(Record, frozen=True, kw_only=True):
     """Those it uses, in order of preference."""
     only_listed: bool = False
     """Whether it uses no further entitlements of its tenant."""
+    queue_status: bool = False
     expires_unix_s: float | None = None
     suspended: bool = False
     stated: KeyLimits = UNLIMITED
@@ -66,6 +67,8 @@ class Principal(Record, frozen=True, kw_only=True):
     """A cluster's controller grants it."""
     compress: bool = True
     """Whether its prompts may be compressed."""
+    queue_status: bool = False
+    """Whether its streams say how long they have to wait, if they do not ask for either."""
     trusted_usage: bool = False
     """Whether usage that another proxy reports teaches the tenant's estimates."""
     tokens_per_s: float = 0.0
@@ -191,8 +194,8 @@ class RequestHead(Record, frozen=True, kw_only=True):
     """Whether x-sluice-compress is on or off; None if it is absent."""
     entitlement: str | None = None
     """Value of x-sluice-entitlement, unchecked."""
-    queue_status: bool = False
-    """Whether x-sluice-queue-status is on: the stream says how long it has to wait."""
+    queue_status: bool | None = None
+    """Whether the stream shall say how long it has to wait; None: as its key states."""
     read_timeout_s: float | None = None
     """The client's own read timeout (x-stainless-read-timeout)."""
     json_body: bool = True

@@ -186,6 +186,8 @@ class TenantKeyConfig(KeyLimitsConfig):
     """After this the key answers 403; UTC unless an offset is given."""
     suspended: Flag = False
     """The key answers 403 while this is true."""
+    queue_status: Flag = False
+    """Its streams say how long they wait, without the header `x-sluice-queue-status`."""
 
 
 class TenantConfig(Section):

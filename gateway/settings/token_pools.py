@@ -220,6 +220,7 @@ def tenant_keys(config: Config) -> list[TenantKey]:
                     models=None if key.models is None else frozenset(key.models),
                     entitlements=own.get(tenant.name, ()) if listed is None else listed,
                     only_listed=listed is not None,
+                    queue_status=key.queue_status,
                     expires_unix_s=None if key.expires_at is None else key.expires_at.timestamp(),
                     suspended=key.suspended,
                     stated=stated,

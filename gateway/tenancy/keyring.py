@@ -290,7 +290,9 @@ def _opened(key: TenantKey, entitlements: Mapping[str, Principal]) -> Principal:
     for name in names:
         principal = entitlements[name]
         limits = key.limits + principal.limits
-        principal = msgspec.structs.replace(principal, key=key.name, limits=limits)
+        principal = msgspec.structs.replace(
+            principal, key=key.name, limits=limits, queue_status=key.queue_status
+        )
         model = principal.model
         if model is not None:
             used[model] = (*used.get(model, ()), principal)

@@ -244,6 +244,7 @@ def _made(tenant: str, row: Row, file: TenancyFile, given: tuple[str, ...] | Non
         models=None if models is None else frozenset(models),
         entitlements=file.order.get(tenant, ()) if listed is None else listed,
         only_listed=listed is not None,
+        queue_status=bool(fields.get("queue_status")),
         expires_unix_s=instant(fields.get("expires_at")) or None,
         stated=stated,
         limits=key_limits(tenant, name, stated, file.currency),
@@ -278,6 +279,7 @@ def _narrowed(key: TenantKey, by: TenantKey) -> TenantKey:
         only_listed=key.only_listed or by.only_listed,
         expires_unix_s=_earlier(key.expires_unix_s, by.expires_unix_s),
         suspended=key.suspended or by.suspended,
+        queue_status=by.queue_status,
         stated=by.stated,
         limits=by.limits,
     )

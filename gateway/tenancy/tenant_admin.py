@@ -24,7 +24,7 @@ MAX_KEYS: Final = 1_000
 GRACE_S: Final = 86_400.0
 """How long the old key opens after a rotation that says nothing."""
 MAX_GRACE_S: Final = 90 * 86_400.0
-_OF_FILE: Final = frozenset({"models", "entitlements", *LIMIT_FIELDS})
+_OF_FILE: Final = frozenset({"models", "entitlements", "queue_status", *LIMIT_FIELDS})
 
 
 class TenantAdmin(AdminChanges[TenantInForce]):
@@ -334,7 +334,7 @@ class TenantAdmin(AdminChanges[TenantInForce]):
                 # An administrators' key from now on, with the rights in force: the row that the
                 # last rotation left may be out of date.
                 shown = {**_key_row(current, 0.0), "sha256": current.sha256}
-                shared = ("name", "sha256", "models", "entitlements", "expires_at")
+                shared = ("name", "sha256", "models", "entitlements", "queue_status", "expires_at")
                 stated = {field: shown[field] for field in shared if shown[field] is not None}
                 stated |= msgspec.to_builtins(current.key.stated)
                 full, of = f"{name}/{current.key.name}", self._uid(name)
@@ -481,6 +481,7 @@ def _key_row(in_force: KeyInForce, now_s: float) -> dict[str, object]:
         "entitlements": list(key.entitlements) if key.only_listed else None,
         "expires_at": None if ends is None else datetime.fromtimestamp(ends, UTC).isoformat(),
         "suspended": key.suspended,
+        "queue_status": key.queue_status,
         "requests_per_minute": key.stated.requests_per_minute,
         "max_concurrency": key.stated.max_concurrency,
         "budgets": [{k: v for k, v in budget.items() if v is not None} for budget in budgets],

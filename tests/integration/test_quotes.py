@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from bench.common.fleet import MODEL, Fleet, RedisServer
-from tests.asking import CHAT, chat, get, post, until_waiting
-from tests.integration.test_tenants import two_models
+from tests.asking import CHAT, bearer, chat, get, post, until_waiting
+from tests.integration.test_tenants import hashed, two_models
 
 KEYS: list[dict[str, Any]] = [{"name": "web", "requests_per_minute": 9}, {"name": "lone"}]
 WAITS = {"x-sluice-queue-status": "on"}
@@ -190,10 +190,22 @@ async def from_official_client(fleet: Fleet) -> Any:
 
 
 async def test_a_stream_that_was_told_of_its_wait_ends_in_an_event_if_it_waits_too_long() -> None:
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-        with one_slot(queue_timeout_s=1.5) as fleet:
+    """Its key has it told, and the header takes that back."""
+    made = one_slot(queue_timeout_s=1.5)
+    key = {"name": "told", "queue_status": True}
+    made.replicas[0].config |= {
+        "entitlements": [{"name": "chat", "tenant": "acme", "model": MODEL}],
+        "tenants": [{"name": "acme", "keys": [{**key, **hashed(key)}]}],
+    }
+    headers, silent = bearer("sk-told"), {"x-sluice-queue-status": "off"}
+    async with httpx.AsyncClient(timeout=60, trust_env=False, headers=headers) as client:
+        with made as fleet:
             running = await fill(client, fleet, 2_000)
-            late = await client.post(fleet.url + CHAT, json=chat(stream=True), headers=WAITS)
+            late, refused = await asyncio.gather(
+                client.post(fleet.url + CHAT, json=chat(stream=True)),
+                client.post(fleet.url + CHAT, json=chat(stream=True), headers=silent),
+            )
+            assert refused.status_code == 429
             assert (late.status_code, late.text.count("sluice queued")) == (200, 1)
             assert '"code":"rate_limit_exceeded"' in late.text
             assert "[DONE]" not in late.text
