@@ -196,6 +196,15 @@ class Metrics:
         self.evictions = Counter(
             "sluice_evictions", "Requests evicted for protected ones.", ("model", "pool")
         )
+        self.batch_items = Counter(
+            "sluice_batch_items", "Items of batches that are done, by how.", ("model", "result")
+        )
+        self.batch_retries = Counter(
+            "sluice_batch_retries", "Tries of batches' items that engines failed.", ("model",)
+        )
+        self.batch_promises = Counter(
+            "sluice_batch_promises", "Promised batches that ended, by whether in time.", ("kept",)
+        )
         self.tokens_verified = Counter(
             "sluice_jwt_checks", "Tokens that were verified, by what was found.", ("result",)
         )

@@ -74,7 +74,7 @@ def admit(
         service_s, limits = token_pool.pools[request.pool].service_s, token_pool.limits
         weighed, over, demoted = limits.weigh(request, limits.time_s(now_s), service_s)
         request = msgspec.structs.replace(request, demoted=True) if demoted else request
-        w = min(w, SPILLED_WEIGHT) if request.demoted else w
+    w = min(w, SPILLED_WEIGHT) if request.demoted else w
     decided = over or checks.decide(token_pool, account, request, w, now_s)
     would_deny = ""
     if isinstance(decided, Denial):

@@ -117,7 +117,7 @@ class AdmissionRequest(Record, frozen=True, kw_only=True):
     """What it uses at most, by no estimate; budgets reserve it. 0: the estimate."""
     most_money: int = 0
     demoted: bool = False
-    """Leftovers only: a budget that it passes says `on_exceed: spot`."""
+    """Leftovers only: an item of a batch, or beyond a budget that says `on_exceed: spot`."""
 
     def wants(self, limit: Limit) -> int:
         """What it is expected to take of a limit, in its unit."""

@@ -8,7 +8,7 @@ import msgspec
 from gateway.batches.contents import Contents
 from gateway.errors import StateFailure
 from gateway.ports import Document, Documents
-from gateway.records.batch import ENDED, Batch, StoredFile
+from gateway.records.batch import Batch, StoredFile
 
 Stored = TypeVar("Stored", Batch, StoredFile)
 _KINDS: Final = {Batch: "batch", StoredFile: "file"}
@@ -35,7 +35,7 @@ class BatchStore:
 
     async def put(self, stored: Batch | StoredFile, version: int, *, most: int = 0) -> int:
         """Write it as `Documents.put` does; an ended batch is not open. Raises Changed, Full."""
-        unfinished = isinstance(stored, StoredFile) or stored.status not in ENDED
+        unfinished = isinstance(stored, StoredFile) or stored.is_open
         return await self.documents.put(
             _KINDS[type(stored)],
             stored.tenant,

@@ -224,12 +224,16 @@ class Pipeline:
         """Stages 1 and 2: who asks, for what of which model, and how long it should be."""
         incoming = progress.incoming
         endpoint, head, now_unix_s = incoming.endpoint, incoming.head, incoming.received_unix_s
-        try:
-            principal = stage_authenticate.authenticate(
-                self._keyring, head.key_digest, now_unix_s, head.token
-            )
-        except KeysAwaited:
-            principal = await stage_authenticate.authenticate_head(self._keyring, head, now_unix_s)
+        principal = incoming.principal
+        if principal is None:
+            try:
+                principal = stage_authenticate.authenticate(
+                    self._keyring, head.key_digest, now_unix_s, head.token
+                )
+            except KeysAwaited:
+                principal = await stage_authenticate.authenticate_head(
+                    self._keyring, head, now_unix_s
+                )
         progress.key = progress.principal = principal
         progress.timer.end("authenticate")
         if instead is None:
@@ -291,8 +295,15 @@ class Pipeline:
         progress.plan = plan = stage_plan.applied(served, estimate, decided)
         progress.timer.end("plan")
         # 4 admit
+        item, lease_id = incoming.batch, incoming.lease_id
         taken = await stage_plan.admit(
-            self._store, served, principal, incoming.lease_id, estimate, plan
+            self._store,
+            served,
+            principal,
+            lease_id,
+            estimate,
+            plan,
+            demoted=item is not None and not item.urgent,
         )
         lease = RequestLease(self._store, self._wall_clock, plan, taken)
         why = window if isinstance(window, str) else ""

@@ -296,15 +296,17 @@ async def admit(
     lease_id: str,
     estimate: LengthEstimate,
     plan: Plan,
+    *,
+    demoted: bool = False,
 ) -> Lease:
     """Take the request's one lease. Raises Refusal.
 
     Reserved is the careful estimate, and of budgets all that the request may use at most: what was
     learned of a tenant never decides how far a tenant passes a hard limit. What would be refused
     for ever by the estimate alone is asked for once more by the lowest count that is plausible:
-    its bucket pays what it turns out to use.
+    its bucket pays what it turns out to use. `demoted`: it gets leftovers only.
     """
-    ask = question(served, principal, lease_id, estimate, plan)
+    ask = question(served, principal, lease_id, estimate, plan, demoted=demoted)
     try:
         return await store.admit(ask)
     except Forbidden as refusal:
@@ -346,6 +348,8 @@ def question(
     lease_id: str,
     estimate: LengthEstimate,
     plan: Plan,
+    *,
+    demoted: bool = False,
 ) -> AdmissionRequest:
     """What admission is asked for a request, by the estimate of its cost."""
     cost_tokens = estimate.cost_tokens
@@ -382,6 +386,7 @@ def question(
         money=money,
         most_tokens=most_tokens,
         most_money=most_money,
+        demoted=demoted,
     )
 
 

@@ -366,6 +366,7 @@ def record_of(progress: RequestProgress, *, prompts: bool) -> DecisionRecord:
         usage=NO_USAGE if charged is None else usage_section(charged, progress.cost_nano),
         timing=_timing(progress),
         trace=incoming.trace,
+        batch=incoming.batch,
         prompt=body.decode("utf-8", "replace") if prompts else None,
     )
 

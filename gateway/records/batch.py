@@ -75,6 +75,8 @@ class Part(Record, frozen=True, kw_only=True, omit_defaults=True):
     output_tokens: int = 0
     slot_s: float = 0.0
     """Seconds in which its items held slots, in all tries."""
+    unposted: str = ""
+    """Id of the ledger that has to get its usage; empty once it has, or for none."""
 
     def size(self, suffix: str) -> int:
         """Bytes of its output lines (out) or error lines (err)."""
@@ -142,12 +144,17 @@ class Batch(Record, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
     """Why it waits, in words."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has to be run, or its usage to be posted."""
+        return self.status not in ENDED or any(part.unposted for part in self.parts)
+
     def output_bytes(self, suffix: str) -> int:
         """Length of its output (out) or its errors (err) so far."""
         return sum(part.size(suffix) for part in self.parts)
 
     def part_name(self, part: Part, suffix: str) -> str:
-        """Where a part of its output is stored: out, err, or idx for the items in it."""
+        """Where a part is stored: out, err, idx (its items) and, until posted, use (its usage)."""
         return f"{self.id}/part-{part.epoch}-{part.number}.{suffix}"
 
     def outputs(self, *, now_unix_s: int) -> tuple[StoredFile, ...]:

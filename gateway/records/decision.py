@@ -3,6 +3,7 @@
 from typing import Final, Literal
 
 from gateway.records.attempt import Attempt
+from gateway.records.batch import BatchItem
 from gateway.records.record import NO_TRACE, Record, Trace
 
 DECISION_SCHEMA = 2
@@ -238,4 +239,6 @@ class DecisionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     usage: UsageSection = NO_USAGE
     timing: TimingSection = NO_TIMING
     trace: Trace = NO_TRACE
+    batch: BatchItem | None = None
+    """The item of a batch that it was."""
     prompt: str | None = None

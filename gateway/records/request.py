@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec import Raw
 
+from gateway.records.batch import BatchItem
 from gateway.records.endpoint import Endpoint
 from gateway.records.limit import UNLIMITED, KeyLimits, Limit
 from gateway.records.record import NO_TRACE, Record, Trace
@@ -226,3 +227,7 @@ class Incoming(Record, frozen=True, kw_only=True):
     """Monotonic clock."""
     received_unix_s: float
     trace: Trace = NO_TRACE
+    batch: BatchItem | None = None
+    """The item of a batch that it is; None of a client's own request."""
+    principal: Principal | None = None
+    """Who asks, of an item; None where its head says so."""

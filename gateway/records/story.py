@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from gateway.records.attempt import Attempt
+from gateway.records.batch import BatchItem
 from gateway.records.decision import DecisionRecord
 from gateway.records.record import Record, plain
 
@@ -208,8 +209,15 @@ def _request(record: DecisionRecord) -> str:
     return (
         f"{who} asked {record.model or asked or 'an unknown model'}{alias} for "
         f"{'a stream' if record.stream else 'a whole answer'} on the {record.endpoint} endpoint, "
-        f"with {' and '.join(parts)}."
+        f"with {' and '.join(parts)}.{_item(record.batch)}"
     )
+
+
+def _item(item: BatchItem | None) -> str:
+    if item is None:
+        return ""
+    terms = "as its promised time is near" if item.urgent else "which gets leftover capacity only"
+    return f" It was line {grouped(item.index + 1)} of the batch {item.batch}, {terms}."
 
 
 def _estimate(record: DecisionRecord) -> str:

@@ -8,6 +8,7 @@ a token (JWT), which is verified once and then known by its digest.
 import hmac
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Final
 
 import msgspec
@@ -235,6 +236,17 @@ class Keyring:
                 return entry.principal
         return None
 
+    def key_named(self, tenant: str, name: str) -> Principal | None:
+        """The owner of a tenant's key, by the key's name; of several, of the one that lasts."""
+        entries = self._tenant_keys.get(tenant, ())
+        named = [entry for entry in entries if entry.key is not None and entry.key.name == name]
+        principals = [found for e in named if (found := self.find(e.digest)) is not None]
+        return max(principals, key=lambda p: p.expires_unix_s or inf, default=None)
+
+    def has_own_key(self, entitlement: str) -> bool:
+        """Whether an entitlement has keys of its own."""
+        return bool(self._own_keys.get(entitlement))
+
     def owners(self, digest: bytes) -> list[tuple[str, str]]:
         """(`tenant` or `entitlement`, its name) of all who have a key."""
         bucket = self._buckets.get(digest[:PREFIX], ())
@@ -338,10 +350,41 @@ def authenticate(
             "Incorrect API key provided. Check the key with whoever runs this gateway.",
             reason="invalid_api_key",
         )
+    return _in_force(keyring, principal, now_unix_s)
+
+
+def _in_force(keyring: Keyring, principal: Principal, now_unix_s: float) -> Principal:
     if keyring.held and principal.tenant in keyring.held:
         raise Forbidden(f"The tenant '{principal.tenant}' is suspended.", reason="tenant_suspended")
     _check_live(principal, now_unix_s)
     return principal
+
+
+def creator(
+    keyring: Keyring, tenant: str, entitlement: str, key: str, now_unix_s: float
+) -> Principal:
+    """Who made a batch, with the rights of now, by names: its key may have been rotated.
+
+    `key`: empty for a key of the entitlement's own, and for a token. Raises Refusal as
+    `authenticate` does.
+    """
+    if DIRECTORY in keyring.unread:
+        raise _not_read()
+    if keyring.open and keyring.verifier is None and not keyring.unread:
+        return OPEN
+    if key:
+        principal = keyring.key_named(tenant, key)
+    else:
+        principal = keyring.entitlements_of(tenant).get(entitlement)
+        if keyring.verifier is None and not keyring.has_own_key(entitlement):
+            principal = None
+    if principal is None:
+        if keyring.unread:
+            raise _not_read()
+        what = f"API key '{key}'" if key else f"entitlement '{entitlement}', or every key of it,"
+        text = f"The {what} of the tenant '{tenant}' is gone."
+        raise Unauthorized(text, reason="invalid_api_key")
+    return _in_force(keyring, principal, now_unix_s)
 
 
 def _not_read() -> Unavailable:

@@ -6,6 +6,7 @@ Rules:
   until the export has it, for as long as that cannot be written. After a crash the next start takes
   it over, so ledger and export hold the same requests, but for lines that the export holds twice.
 - Processes of one host share the file. Each transaction takes the write lock for some ms.
+- A part of a batch's output counts once: the same transaction notes its name in `counted`.
 - Rows older than `keep_days` are removed when a day begins. So the file has at most that many
   rows for each key and model. A day far beyond the newest row removes nothing: it may be a clock
   that is wrong for a moment.
@@ -51,6 +52,9 @@ CREATE TABLE fleet (
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE outbox (writer TEXT, lines BLOB) STRICT;
 """
+_COUNTED: Final = """
+CREATE TABLE IF NOT EXISTS counted (name TEXT PRIMARY KEY, day TEXT NOT NULL) STRICT, WITHOUT ROWID
+"""
 _ADD_USAGE: Final = """
 INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET requests = requests + excluded.requests,
@@ -81,12 +85,17 @@ class Ledger:
         self._writer = uuid4().hex
         """Tells this process's lines in `outbox` from others'."""
         self._swept_day = ""
+        self.id = ""
+        """Tells the ledger from others; known once it is open."""
 
     def open(self) -> None:
         """Create the file, or check that it is a ledger."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._transaction() as file:
             file.execute("INSERT OR REPLACE INTO facts VALUES ('currency', ?)", (self._currency,))
+            file.execute("INSERT OR IGNORE INTO facts VALUES ('id', ?)", (uuid4().hex,))
+            (self.id,) = file.execute("SELECT value FROM facts WHERE name = 'id'").fetchone()
+            file.execute(_COUNTED)
 
     def commit(
         self,
@@ -94,10 +103,18 @@ class Ledger:
         bills: Iterable[PoolBill],
         unix_s: float,
         outbox: bytes = b"",
-    ) -> None:
-        """Add requests and the fleet's cost; `outbox`: lines that the export must still get."""
+        part: str = "",
+    ) -> bool:
+        """Add requests and the fleet's cost; `outbox`: lines that the export must still get.
+
+        `part`: the name under which the requests count once; False if they did before.
+        """
         day = day_of(unix_s)
         with self._transaction() as file:
+            if part:
+                noted = file.execute("INSERT OR IGNORE INTO counted VALUES (?, ?)", (part, day))
+                if not noted.rowcount:
+                    return False
             if day != self._swept_day:
                 today = date.fromisoformat(day)
                 newest = file.execute(_NEWEST_BEFORE, (day,)).fetchone()[0]
@@ -106,6 +123,7 @@ class Ledger:
                     last = (today - timedelta(days=self._keep_days)).isoformat()
                     file.execute("DELETE FROM usage WHERE day < ?", (last,))
                     file.execute("DELETE FROM fleet WHERE day < ?", (last,))
+                    file.execute("DELETE FROM counted WHERE day < ?", (last,))
             rows = summed(lines, BY)
             file.executemany(_ADD_USAGE, [(*name, *sums) for name, sums in rows.items()])
             file.executemany(
@@ -114,6 +132,7 @@ class Ledger:
             if outbox:
                 file.execute("INSERT INTO outbox VALUES (?, ?)", (self._writer, outbox))
         self._swept_day = day
+        return True
 
     def adopt(self) -> None:
         """Take over the lines that processes which ended may not have written to the export."""

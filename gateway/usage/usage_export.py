@@ -11,13 +11,14 @@ Rules:
   (`gateway.usage.ledger`). The ledger counts each line once. A file that cannot be
   written keeps nothing from the ledger.
 - If the process is killed, requests settled less than FLUSH_S before may be missing, in both.
+- Items of batches come by `post`, when their answers are in the output.
 """
 
 import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -102,10 +103,35 @@ class UsageExport(LineWriter):
         self._billed_unix_s = wall_clock()
 
     def append(self, record: msgspec.Struct) -> None:
-        """Ignores other records, and decisions without a charge."""
-        line = usage_line(record, self._currency) if isinstance(record, DecisionRecord) else None
+        """Ignores other records, decisions without a charge, and those of batches (see `post`)."""
+        line = None
+        if isinstance(record, DecisionRecord) and record.batch is None:
+            line = usage_line(record, self._currency)
         if line is not None:
             self.append_line(_encode(line))  # encoded now, while the record is in cache
+
+    @property
+    def id(self) -> str:
+        """Of the ledger, which counts a part of a batch once; of the export's file without one."""
+        return f"export {self._path}" if self._ledger is None else self._ledger.id
+
+    async def post(self, part: str, lines: Sequence[bytes]) -> None:
+        """Write the usage of a part of a batch's output, by its name. Raises OSError.
+
+        Asked again, a ledger counts nothing twice; without one, the export has the lines twice.
+        """
+        batch = b"\n".join((*lines, b""))
+        async with self._writing:
+            await asyncio.to_thread(self._post, part, batch)
+
+    def _post(self, part: str, batch: bytes) -> None:
+        ledger, path = self._ledger, self._path
+        if ledger is not None:
+            now_unix_s, outbox = self._wall_clock(), batch if path is not None else b""
+            if ledger.commit(_decode_lines(batch), (), now_unix_s, outbox, part) and outbox:
+                self._undelivered = True
+        elif path is not None:
+            append_synced(path, batch)
 
     def bill(self, due: PoolBill) -> None:
         """Enter what a pool's workers cost into the ledger."""

@@ -383,6 +383,7 @@ def some_step(pair: Pair, pick: Pick) -> None:
                 money=pick((0, 10, 700)),
                 most_tokens=pick((0, 0, 600)),
                 most_money=pick((0, 900)),
+                demoted=pick((False,) * 5 + (True,)),
             )
             observe = pick((False,) * 9 + (True,))
             if pick((False,) * 5 + (True,)) and request.lease_id == f"l{pair.issued}":

@@ -22,7 +22,7 @@ VERSION: Final = 7
 GROUPED: Final = {
     "admit": (
         *("lease_id", "owner", "observe", "entitlement", "pool", "alternates"),
-        *("estimate_tokens", "kv_bytes", "sequences", "asked", "dry"),
+        *("estimate_tokens", "kv_bytes", "sequences", "asked", "dry", "demoted"),
     ),
     "settle": ("lease_id", "charge", "timely", "spent"),
     "resize": ("lease_id", "estimate_tokens", "kv_bytes"),

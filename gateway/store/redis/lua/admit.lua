@@ -2,10 +2,10 @@
 --
 -- KEYS     see book.lua
 -- arg      {lease_id, owner, observe, entitlement, pool, alternates (pools), estimate_tokens,
---          kv_bytes, sequences, asked, dry}. observe: the model's setting; denials are only noted.
+--          kv_bytes, sequences, asked, dry, demoted}. observe: the model's setting; denials are only noted.
 --          asked: limits of the key, entitlement and tenant (limits.lua); nil for none.
 --          dry: nil, or for a quote, which takes and records nothing, the limits of requests (as
---          asked) in which it counts itself.
+--          asked) in which it counts itself. demoted: it gets leftovers only.
 --
 -- Returns msgpack {decision, evictable, issued_unix_s}. The decision has the fields of a Grant after
 -- a 1, or those of a Denial after a 0 (gateway/admission/terms.py). A held lease id gets its
@@ -58,10 +58,10 @@ local function granted(account, lease, contended, evictable, uses)
 end
 
 local function admit(id, owner, observe, entitlement, pool, alternates, tokens, kv_bytes, sequences,
-  asked, dry)
+  asked, dry, demoted)
   local request = {
     entitlement = entitlement, pool = pool, alternates = alternates, estimate_tokens = tokens,
-    kv_bytes = kv_bytes, sequences = sequences,
+    kv_bytes = kv_bytes, sequences = sequences, demoted = demoted,
   }
   if dry and #dry > 1 then
     local counted = limits().read(dry)
@@ -85,9 +85,11 @@ local function admit(id, owner, observe, entitlement, pool, alternates, tokens, 
   local known
   if asked then
     known = limits().read(asked)
-    denial, request.demoted = limits().weigh(known, book.pools[pool + 1].service_s)
-    if request.demoted then w = min(w, SPILLED_WEIGHT) end
+    local over
+    denial, over = limits().weigh(known, book.pools[pool + 1].service_s)
+    request.demoted = demoted or over
   end
+  if request.demoted then w = min(w, SPILLED_WEIGHT) end
   if not denial and (request.demoted or not comes_in(account, request)) then
     local weight
     denial, place, funded, weight = checks().decide(account, request, w)

@@ -1,0 +1,226 @@
+"""The batches of all tenants, as one process runs them: which it takes, and how many items at once.
+
+Rules:
+- A batch has one owner at a time, named in its document. Who sees the document of another owner
+  unchanged for `SILENT_S` by its own clock takes it over; no clocks are compared.
+- Of a model's batches those promised soonest get the slots first, of what live requests leave.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.background_task import BackgroundTasks
+from gateway.batches.pace import Leftovers
+from gateway.batches.run import Around, Run, Stored, post, turn, unposted
+from gateway.errors import NotFound, StateFailure
+from gateway.fleet.fleet import available
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.pipeline.plan import find_model
+from gateway.ports import Changed
+from gateway.records.batch import ENDED, Batch
+from gateway.records.decision import DecisionRecord
+from gateway.routing.split_alias import SplitAlias
+
+LOOK_S: Final = 3.0
+"""Between two looks at the open batches."""
+SILENT_S: Final = 15.0
+"""After so long without a change an owner is taken to be gone."""
+MOST_RUNNING: Final = 8
+"""Batches of a model that a process runs at once: each holds some MiB."""
+_CLOSE_S: Final = 10.0
+
+_log = logging.getLogger("sluice.batches")
+
+
+class _Seen(NamedTuple):
+    """A batch that this process does not run, as it was read last."""
+
+    version: int
+    since_s: float
+    """When this version was seen first."""
+    batch: Batch
+
+
+@dataclass
+class _Share:
+    """What the running batches of a model share."""
+
+    leftovers: Leftovers
+    runs: list[Run]
+
+
+class Runner:
+    """Runs batches. One instance serves a process."""
+
+    def __init__(
+        self,
+        around: Around,
+        models: Mapping[str, ModelRuntime],
+        splits: Mapping[str, SplitAlias],
+        draining: Callable[[], bool],
+    ) -> None:
+        """`models` by name and alias; while `draining` it takes no batch and begins no item."""
+        self._around = around
+        self._models = models
+        self._splits = splits
+        self._draining = draining
+        self._shares: dict[str, _Share] = {}
+        """By the models' names, as batches name them."""
+        self._runs: dict[str, tuple[Run, asyncio.Task[None]]] = {}
+        """By batch."""
+        self._seen: dict[str, _Seen] = {}
+        self._look_now = asyncio.Event()
+        self._tasks = BackgroundTasks()
+        self._away = False
+
+    def start(self) -> None:
+        """Begin to look for batches; call within the running loop."""
+        self._tasks.start(self._watch())
+
+    async def close(self) -> None:
+        """Commit what is done, and leave the batches to others."""
+        await self._tasks.close()
+        tasks = [task for _, task in self._runs.values()]
+        for run, _ in self._runs.values():
+            run.stopping = True
+            run.poked.set()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_CLOSE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def poke(self) -> None:
+        """A batch was created or cancelled: look at once."""
+        self._look_now.set()
+        for run, _ in self._runs.values():
+            run.poked.set()
+
+    def note(self, record: msgspec.Struct) -> None:
+        """A sink of decision records."""
+        if isinstance(record, DecisionRecord) and (item := record.batch) is not None:
+            running = self._runs.get(item.batch)
+            if running is not None:
+                running[0].note(record, item)
+
+    def running(self, model: str) -> int:
+        """Items in flight of the batches that name a model so."""
+        share = self._shares.get(model)
+        return 0 if share is None else sum(len(run.running) for run in share.runs)
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """(batches that run here, their items in flight) by model."""
+        return {n: (len(share.runs), self.running(n)) for n, share in self._shares.items()}
+
+    # -- which batches
+
+    async def _watch(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._look_now.wait()
+            self._look_now.clear()
+            try:
+                if not self._draining():
+                    await self._look()
+                self._away = False
+            except StateFailure as error:
+                if not self._away:
+                    _log.error("batches wait: their state cannot be read: %s", error)
+                self._away = True
+            except Exception:  # noqa: BLE001 - a defect of one batch must not end the others
+                _log.exception("a look at the batches failed")
+
+    async def _look(self) -> None:
+        """Read what is open, and take what nobody runs, those promised soonest first."""
+        store = self._around.store
+        names = [name for name in await store.open_names(Batch) if name not in self._runs]
+        seen, now_s = self._seen, self._around.clock()
+        self._seen = {}
+        for name in names:
+            found = await store.get(Batch, name)
+            if found is None:
+                continue
+            before = seen.get(name)
+            if before is None or before.version != found[1]:
+                before = _Seen(found[1], now_s, found[0])
+            self._seen[name] = before
+        for each in sorted(self._seen.values(), key=lambda each: turn(each.batch)):
+            if each.batch.status in ENDED:
+                await self._post_left(each)
+            elif not each.batch.owner or now_s - each.since_s >= SILENT_S:
+                await self._take(each)
+
+    async def _take(self, seen: _Seen) -> None:
+        """Become the owner of a batch, and run it."""
+        around, batch = self._around, seen.batch
+        share = self._shares.setdefault(batch.model, _Share(Leftovers(), []))
+        if len(share.runs) >= MOST_RUNNING:
+            return
+        mine = replace(batch, owner=around.owner, epoch=batch.epoch + 1)
+        try:
+            version = await around.store.put(mine, seen.version)
+        except Changed:
+            return
+        self._seen.pop(batch.id)
+        run = Run(around, mine, version, self._slots)
+        task = asyncio.create_task(run.run())
+        share.runs.append(run)
+        self._runs[batch.id] = run, task
+        task.add_done_callback(lambda task: self._ended(run, task))
+
+    def _ended(self, run: Run, task: "asyncio.Task[None]") -> None:
+        name, model = run.batch.id, run.batch.model
+        del self._runs[name]
+        share = self._shares[model]
+        share.runs.remove(run)
+        if not share.runs:
+            del self._shares[model]
+        self._look_now.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("batch %s stopped; it is taken up again", name, exc_info=error)
+
+    async def _post_left(self, seen: _Seen) -> None:
+        """Have this process's ledger get what it lacks of a batch that ended."""
+        stored = Stored(self._around, seen.batch, seen.version)
+        for part in unposted(seen.batch, self._around.export):
+            await post(self._around, stored, part, None)
+        if stored.posted:
+            with contextlib.suppress(Changed):
+                await stored.note_posted()
+
+    # -- how many items
+
+    def _slots(self, run: Run) -> int:
+        """How many more items of a batch the free slots allow now."""
+        if self._draining():
+            return 0
+        share, now_s = self._shares[run.batch.model], self._around.clock()
+        slots = busy = 0
+        for served in self._served(run.batch.model):
+            for pool in served.fleet.routed:
+                slots += len(available(pool, now_s)) * pool.slots_per_worker
+                busy += pool.inflight + pool.total_elsewhere
+        running = self.running(run.batch.model)
+        free = share.leftovers.slots(slots, max(0, busy - running), now_s) - running
+        if run.urgent:
+            return slots - len(run.running)
+        earlier = [each for each in share.runs if turn(each.batch) < turn(run.batch)]
+        return free - sum(each.wants for each in earlier)
+
+    def _served(self, name: str) -> list[ModelRuntime]:
+        """The models that a name in a batch stands for; none while there is none."""
+        split = self._splits.get(name)
+        if split is not None:
+            return [self._models[model] for model in split.models]
+        try:
+            return [find_model(self._models, name)]
+        except NotFound:
+            return []
