@@ -140,9 +140,9 @@ class Metrics:
             "Streams of entitlements with a target time per token, by whether it was kept.",
             ("entitlement", "met"),
         )
-        self.promised_requests = Counter(
-            "sluice_promised_requests",
-            "Requests since a proof was attached, by whether its promise was kept.",
+        self.proved_requests = Counter(
+            "sluice_proved_requests",
+            "Requests since a proof was attached, by whether it was as promised.",
             ("entitlement", "result"),
         )
         self.would = Counter(

@@ -10,7 +10,7 @@ from gateway.control.surface import Control
 from gateway.metrics import Metrics
 from gateway.replicas.calls import ReplicaCalls
 from gateway.tenancy.keyring import authenticate_head
-from gateway.usage.promises import Promises
+from gateway.usage.claims import Claims
 from gateway.usage.request_log import DecisionRing
 from tests.builders import served_model, short_and_long
 from tests.fakes import nothing_drained
@@ -62,7 +62,7 @@ def control_of(rig: TenancyRig | None = None, **fields: Any) -> Control:
         "add_worker": None,
         "remove_worker": None,
         "reload": None,
-        "promises": Promises("", Metrics(), None),
+        "claims": Claims("", Metrics(), None),
         "compare": None,
         "view": rig.store.view,
         "managed": lambda model: model == "m",

@@ -25,7 +25,7 @@ from gateway.records.entitlement import RESULTS
 from gateway.records.proof import Proof
 from gateway.records.record import Record
 from gateway.replicas.calls import ReplicaCalls
-from gateway.usage.promises import PROMISED, Promises
+from gateway.usage.claims import RESULTS_PROVED, Claims
 
 _json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
@@ -59,7 +59,7 @@ def answer_peers(
     on("load", lambda _: _pack(own_load(control)))
     on("demand", lambda asked: own_demand(control, asked.decode()))
     on("reload", lambda _: reload())
-    on("proof", partial(_own_proof, control.promises))
+    on("proof", partial(_own_proof, control.claims))
     for topic, count in COUNTED.items():
         on(topic, partial(_counted, control.metrics, count))
 
@@ -150,10 +150,10 @@ COUNTED: Final[Mapping[str, Count]] = {
     "refused": _refused,
     "slo": lambda metrics, names: _kept(metrics.slo_requests, names),
     "slo_tpot": lambda metrics, names: _kept(metrics.slo_tpot_requests, names),
-    "promised": lambda metrics, names: _kept(metrics.promised_requests, names, PROMISED),
+    "proved": lambda metrics, names: _kept(metrics.proved_requests, names, RESULTS_PROVED),
 }
 """What a replica counts of entitlements: since its start refusals by reason and targets kept,
-since its proof was attached promises kept."""
+since its proof was attached what was proved."""
 
 
 async def counts(
@@ -193,23 +193,23 @@ async def attainment(
 _proof: Final = msgspec.json.Decoder(tuple[Proof, float]).decode
 
 
-def _own_proof(promises: Promises, asked: bytes) -> bytes | None:
-    newer = promises.proof is not None and promises.since_unix_s > float(asked)
-    return _json((promises.proof, promises.since_unix_s)) if newer else None
+def _own_proof(claims: Claims, asked: bytes) -> bytes | None:
+    newer = claims.proof is not None and claims.since_unix_s > float(asked)
+    return _json((claims.proof, claims.since_unix_s)) if newer else None
 
 
 async def proof_in_force(control: Control) -> dict[str, Any] | None:
     """The newest proof of this gateway's file that a replica has, and what came of it since."""
-    promises, peers = control.promises, control.peers
-    answers = await peers.ask("proof", repr(promises.since_unix_s).encode())
+    claims, peers = control.claims, control.peers
+    answers = await peers.ask("proof", repr(claims.since_unix_s).encode())
     for proof, unix_s in understood(_proof, answers):
-        promises.follow(proof, unix_s)
-    if promises.proof is None:
+        claims.follow(proof, unix_s)
+    if claims.proof is None:
         return None
-    names = [one.name for one in promises.entitlements.values()]
-    counted = await counts(peers, control.metrics, "promised", names)
-    shown = {"since_unix_s": promises.since_unix_s, "counts": counted}
-    return {**msgspec.to_builtins(promises.proof), **shown}
+    names = [one.name for one in claims.entitlements.values()]
+    counted = await counts(peers, control.metrics, "proved", names)
+    shown = {"since_unix_s": claims.since_unix_s, "counts": counted}
+    return {**msgspec.to_builtins(claims.proof), **shown}
 
 
 # -- load

@@ -22,7 +22,7 @@ from gateway.replicas.calls import ReplicaCalls
 from gateway.tenancy.entitlement_admin import EntitlementAdmin
 from gateway.tenancy.tenant_admin import TenantAdmin
 from gateway.usage.budgets import BudgetService
-from gateway.usage.promises import Promises
+from gateway.usage.claims import Claims
 from gateway.usage.request_log import DecisionRing
 
 MAX_BODY_BYTES: Final = 65_536
@@ -80,7 +80,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """Read the file, apply it and attach its proof; returns what changed.
 
     Raises Refusal; then nothing changed."""
-    promises: Promises
+    claims: Claims
     compare: Callable[[str], Awaitable[msgspec.Struct]]
     """What a file with this text would change. Raises Refusal."""
     view: Callable[[str, Sequence[str]], Awaitable[list[AccountView]]]

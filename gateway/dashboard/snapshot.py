@@ -237,7 +237,7 @@ MAX_HISTORY: Final = 90
 MAX_HISTORY_POOLS: Final = 32
 MAX_TARGETS: Final = 12
 """Entitlements whose time to first token is shown against its target."""
-MAX_PROMISES: Final = 24
+MAX_CLAIMS: Final = 24
 """Findings of a proof that are shown; a proof begins with those that break."""
 _HISTORY: Final = ("model", "pool", "inflight", "ready_slots", "ttft_p50_s")
 _FRESH_S: Final = 0.9 * PERIOD_S
@@ -316,8 +316,8 @@ class Snapshots:
             pool.update(figures.times(by_pool[pool["model"], pool["pool"]]))
         workers = list(chain.from_iterable(worker_rows(*model, now_s) for model in models))
         if proof := await proof_in_force(control):
-            proof["more"] = max(0, len(proof["findings"]) - MAX_PROMISES)
-            proof["findings"] = proof["findings"][:MAX_PROMISES]
+            proof["more"] = max(0, len(proof["findings"]) - MAX_CLAIMS)
+            proof["findings"] = proof["findings"][:MAX_CLAIMS]
         traffic = {**self._rates.at(now_s, totals), **figures.times(last)}
         shared = {
             "time": time.time(),

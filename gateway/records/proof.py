@@ -18,7 +18,7 @@ class Interval(Record, frozen=True, kw_only=True):
     high: float
 
 
-class Promise(Record, frozen=True, kw_only=True):
+class Claim(Record, frozen=True, kw_only=True):
     """The verdict on one subject, and by what its requests are judged."""
 
     kind: Kind
@@ -47,7 +47,7 @@ class Proof(Record, frozen=True, kw_only=True):
     config_sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     """Of the file's content."""
     verdict: Verdict
-    findings: tuple[Promise, ...]
+    findings: tuple[Claim, ...]
 
 
 class ProofEvent(Record, frozen=True, kw_only=True):

@@ -41,8 +41,8 @@ from gateway.routing.boundary_controller import BoundaryController
 from gateway.settings import Config
 from gateway.tenancy.keyring import CLUSTER_GRANTS, authenticate_head
 from gateway.upstream import HttpUpstream
+from gateway.usage.claims import Claims
 from gateway.usage.ledger import Ledger, report
-from gateway.usage.promises import Promises
 from gateway.usage.report import FleetBill
 from gateway.usage.request_log import DecisionRing, Records, RequestLog
 from gateway.usage.usage_export import UsageExport
@@ -172,8 +172,8 @@ class Gateway:
             self.export = UsageExport(path, self.metrics, self.ledger, currency=currency)
             self.export.open()
         log = None if self.log is None else self.log.append
-        self.promises = Promises(config.origin.digest, self.metrics, log)
-        others = (self.export, self.tracing, self.promises)
+        self.claims = Claims(config.origin.digest, self.metrics, log)
+        others = (self.export, self.tracing, self.claims)
         records = Records(
             self.ring, self.log, *[sink.append for sink in others if sink is not None]
         )
@@ -255,7 +255,7 @@ class Gateway:
             remove_worker=self.workers.remove,
             reload=self.reloading.reload,
             compare=self.reloading.compare,
-            promises=self.promises,
+            claims=self.claims,
             registry=self.pools.entitlements,
             tenants=self.pools.tenants,
             budgets=self.pools.budgets,

@@ -34,7 +34,7 @@ from gateway.settings import Config, ConfigError, ModelConfig, load, parse
 from gateway.settings.compare import Change, Comparison, changes, compare, merged
 from gateway.settings.config import digest_of
 from gateway.settings.worker import WorkerConfig
-from gateway.usage.promises import Promises
+from gateway.usage.claims import Claims
 from gateway.usage.report import FleetBill
 from gateway.wiring.auth import role_keys
 from gateway.wiring.discovery import Discovery
@@ -67,7 +67,7 @@ class Parts(Protocol):
     replicas: Replicas
     bill: FleetBill
     role_keys: RoleKeys
-    promises: Promises
+    claims: Claims
     served: Served
 
 
@@ -153,7 +153,7 @@ class Reloading:
                 target.note(digest=after.origin.digest)
                 await self._replace(target, following)
                 self._gateway.prober.tune(target.health.interval_s, target.health.timeout_s)
-                self._gateway.promises.use(after.origin.digest, proof, time.time())
+                self._gateway.claims.use(after.origin.digest, proof, time.time())
                 successful, self._retry_at_s = True, inf
             except (ConfigError, ArtifactError) as error:
                 self._retry_at_s = inf

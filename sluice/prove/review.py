@@ -1,6 +1,6 @@
 """Compares a proof with what came of it, by a request log or by a gateway's own counts.
 
-An entitlement's requests are judged as the gateway judges them (`gateway.usage.promises`); a pool
+An entitlement's requests are judged as the gateway judges them (`gateway.usage.claims`); a pool
 loses those that find no place in it. Attempts at one body within the wait that its client was told
 are one request, by the first of them: simulated clients do not come back.
 """
@@ -18,8 +18,8 @@ import msgspec
 from gateway.estimate.live_demand import RETRY_SLACK_S
 from gateway.records.decision import DecisionRecord
 from gateway.records.entitlement import FAILED
-from gateway.records.proof import Interval, Promise, Proof, ProofEvent, Verdict
-from gateway.usage.promises import judged
+from gateway.records.proof import Claim, Interval, Proof, ProofEvent, Verdict
+from gateway.usage.claims import judged
 from planner.errors import PlanError
 from sluice.operate.admin_client import AdminClient
 from sluice.prove.verdict import PROMISED, wilson, words_of
@@ -120,7 +120,7 @@ class _Tally:
         self.counts: dict[Subject, Counter[str]] = {
             _subject(one): Counter() for one in proof.findings if one.kept is not None
         }
-        self._promises = {_subject(one): one for one in proof.findings}
+        self._claims = {_subject(one): one for one in proof.findings}
         self._refused: dict[Any, float] = {}
         """Body -> until when a retry may come."""
 
@@ -138,7 +138,7 @@ class _Tally:
             if retry:
                 return
         owner: Subject = ("entitlement", None, record.entitlement)
-        if owner in self.counts and (result := judged(record, self._promises[owner])):
+        if owner in self.counts and (result := judged(record, self._claims[owner])):
             self.counts[owner][result] += 1
         pool: Subject = ("pool", record.model, record.pool or record.plan.pool)
         if pool in self.counts and (refused or record.outcome in {"ok", "disconnected", *FAILED}):
@@ -146,8 +146,8 @@ class _Tally:
             self.counts[pool]["lost" if lost else "kept"] += 1
 
 
-def _subject(promise: Promise) -> Subject:
-    return promise.kind, promise.model if promise.kind == "pool" else None, promise.name
+def _subject(claim: Claim) -> Subject:
+    return claim.kind, claim.model if claim.kind == "pool" else None, claim.name
 
 
 def review(
@@ -184,7 +184,7 @@ def review(
     )
 
 
-def _compared(one: Promise, counts: Mapping[str, int], ratios: list[float]) -> Compared:
+def _compared(one: Claim, counts: Mapping[str, int], ratios: list[float]) -> Compared:
     requests = sum(counts.values())
     excused = min(counts.get("limited", 0), one.excused * requests)
     found, now, base = None, "cannot tell", requests - excused

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.records.proof import Interval, Kind, Promise, Verdict
+from gateway.records.proof import Claim, Interval, Kind, Verdict
 
 Direction = Literal["better", "worse", "different"]
 
@@ -66,7 +66,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     """Those of lengths for which the log does not say whether they can be cut."""
 
 
-class Finding(Promise, frozen=True, kw_only=True):
+class Finding(Claim, frozen=True, kw_only=True):
     """The verdict on one subject, with what reports show besides."""
 
     requests: int = 0

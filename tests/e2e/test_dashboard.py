@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
-from gateway.records.proof import Interval, Promise, Proof
+from gateway.records.proof import Claim, Interval, Proof
 from sluice.children import Children
 from sluice.demo.config import KEYS as DEMO_KEYS
 from sluice.demo.config import PHASES_MODEL
@@ -344,14 +344,14 @@ def test_a_pool_in_phases_is_one_card_and_its_story_has_both_workers(
         browser.hosts.clear()
 
 
-def test_promises_are_shown_beside_what_came_of_them(fleet: Fleet, browser: Browser) -> None:
+def test_claims_are_shown_beside_what_came_of_them(fleet: Fleet, browser: Browser) -> None:
     bounds = Interval(value=0.996, low=0.993, high=0.998)
-    promises = (
-        Promise(kind="entitlement", name="narrow", verdict="holds", reason="so", kept=bounds),
-        Promise(kind="entitlement", name="quiet-001", verdict="cannot tell", reason="no request"),
+    claims = (
+        Claim(kind="entitlement", name="narrow", verdict="holds", reason="so", kept=bounds),
+        Claim(kind="entitlement", name="quiet-001", verdict="cannot tell", reason="no request"),
     )
     digest = sha256(fleet.replicas[0].file.read_bytes()).hexdigest()
-    proof = Proof(id="0123456789ab", config_sha256=digest, verdict="holds", findings=promises)
+    proof = Proof(id="0123456789ab", config_sha256=digest, verdict="holds", findings=claims)
     answer = httpx.post(
         f"{fleet.url}/admin/reload?proof=true",
         content=msgspec.json.encode(proof),

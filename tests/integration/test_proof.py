@@ -12,7 +12,7 @@ import pytest
 from typer.testing import Result
 
 from bench.common.fleet import ADMIN_KEY, MODEL, Fleet
-from gateway.records.proof import Interval, Promise, Proof, Verdict
+from gateway.records.proof import Claim, Interval, Proof, Verdict
 from tests.asking import ADMIN, admin, chat, entitlement, post
 from tests.browser import until
 from tests.running import sluice
@@ -40,9 +40,9 @@ def fleet(folder: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-def promise(kind: Any, name: str, verdict: Verdict, kept: float, **more: Any) -> Promise:
+def claim(kind: Any, name: str, verdict: Verdict, kept: float, **more: Any) -> Claim:
     bounds = Interval(value=kept, low=kept - 0.002, high=min(1.0, kept + 0.002))
-    return Promise(
+    return Claim(
         kind=kind, name=name, model=MODEL, verdict=verdict, reason="so", kept=bounds, **more
     )
 
@@ -53,10 +53,10 @@ def proof_of(file: Path) -> Proof:
         config_sha256=sha256(file.read_bytes()).hexdigest(),
         verdict="breaks",
         findings=(
-            promise("entitlement", "slow", "holds", 0.995, slo_ms=1e-6),  # nobody keeps that
-            promise("entitlement", "capped", "breaks", 0.5),
-            promise("entitlement", "web", "holds", 0.996, requests_per_s=1000.0),
-            promise("pool", "short", "holds", 1.0),
+            claim("entitlement", "slow", "holds", 0.995, slo_ms=1e-6),  # nobody keeps that
+            claim("entitlement", "capped", "breaks", 0.5),
+            claim("entitlement", "web", "holds", 0.996, requests_per_s=1000.0),
+            claim("pool", "short", "holds", 1.0),
         ),
     )
 
@@ -129,7 +129,7 @@ def test_what_came_of_it_is_the_same_by_the_log_and_by_the_gateway(
     assert "no request since" in by_log["entitlement capped"]["words"]
     assert by_log["entitlement slow"]["words"].endswith("it breaks")
     counted = fleet.metrics()
-    assert counted['sluice_promised_requests_total{entitlement="web",result="kept"}'] == SERVED
+    assert counted['sluice_proved_requests_total{entitlement="web",result="kept"}'] == SERVED
 
 
 def until_lines(log: Path, count: int) -> None:

@@ -62,8 +62,8 @@ const VERDICTS = { holds: "good", breaks: "bad", "cannot tell": "warn" };
 const FEW = 400; // so many kept promises are needed to say that 99 % hold
 const fine = (share) => `${(100 * share).toFixed(1)}%`;
 
-// A promise that was simulated, and the share that was kept since, without refusals by own limits that are excused.
-function promiseLine(one, counts) {
+// A claim that was simulated, and the share that was kept since, without refusals by own limits that are excused.
+function claimLine(one, counts) {
   const counted = one.kind === "entitlement" ? counts[one.name] : null;
   const requests = counted ? sum(Object.values(counted)) : 0;
   const judged = counted ? requests - Math.min(counted.limited, one.excused * requests) : 0;
@@ -87,7 +87,7 @@ function drawProof(proof) {
   byId("proof-card").replaceChildren(
     el("div", { class: "line" }, el("h3", {}, `Proof ${proof.id}: `, el("span", { class: VERDICTS[proof.verdict] }, proof.verdict)),
       el("span", { class: "muted" }, `attached ${new Date(1000 * proof.since_unix_s).toLocaleString("en-GB")}`)),
-    el("ul", { class: "promises" }, simulated.map((one) => promiseLine(one, proof.counts))),
+    el("ul", { class: "claims" }, simulated.map((one) => claimLine(one, proof.counts))),
     el("p", { class: "muted", hidden: !names.length }, `Not simulated: ${names.join(", ")}`));
 }
 

@@ -24,9 +24,9 @@ from gateway.control.peers import (
 )
 from gateway.errors import BadRequest, NotFound
 from gateway.metrics import Metrics
-from gateway.records.proof import Interval, Promise, Proof
+from gateway.records.proof import Claim, Interval, Proof
 from gateway.replicas.calls import ReplicaCalls
-from gateway.usage.promises import Promises
+from gateway.usage.claims import Claims
 from gateway.usage.request_log import DecisionRing
 from tests.builders import decision, served_model
 from tests.control import Replies, control_of
@@ -106,12 +106,12 @@ async def test_the_newest_of_all_are_shown_in_order_and_no_more() -> None:
     ]
 
 
-def promises(metrics: Metrics) -> Promises:
-    return Promises("ab" * 32, metrics, None)
+def claims(metrics: Metrics) -> Claims:
+    return Claims("ab" * 32, metrics, None)
 
 
 async def test_a_proof_is_learned_from_another_replica_and_their_counts_are_added_up() -> None:
-    finding = Promise(
+    finding = Claim(
         kind="entitlement",
         name="web",
         verdict="holds",
@@ -120,10 +120,10 @@ async def test_a_proof_is_learned_from_another_replica_and_their_counts_are_adde
     )
     proof = Proof(id="0123456789ab", config_sha256="ab" * 32, verdict="holds", findings=(finding,))
     there, here = Metrics(), Metrics()
-    attached, own = promises(there), promises(here)
+    attached, own = claims(there), claims(here)
     attached.use("ab" * 32, proof, 100.0)
-    peers = others(2, promises=attached, metrics=there)
-    control = control_of(peers=peers, promises=own, metrics=here)
+    peers = others(2, claims=attached, metrics=there)
+    control = control_of(peers=peers, claims=own, metrics=here)
     assert await proof_in_force(control) is not None
     for side in (attached, own):
         side.append(decision(entitlement="web", time_unix_s=101.0))

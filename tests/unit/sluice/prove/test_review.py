@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from gateway.records.decision import DECISION_SCHEMA
-from gateway.records.proof import Interval, Promise, Proof, ProofEvent, Verdict
+from gateway.records.proof import Claim, Interval, Proof, ProofEvent, Verdict
 from sluice.prove.review import Compared, review, review_log
 from tests.builders import decision
 
 
 def proved(verdict: Verdict, kept: float, **more: Any) -> Proof:
     bounds = Interval(value=kept, low=max(0.0, kept - 0.003), high=min(1.0, kept + 0.003))
-    finding = Promise(
+    finding = Claim(
         kind="entitlement", name="web", model="m", verdict=verdict, reason="", kept=bounds, **more
     )
     return Proof(id="0123456789ab", config_sha256="ab" * 32, verdict=verdict, findings=(finding,))

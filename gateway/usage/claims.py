@@ -12,36 +12,36 @@ import msgspec
 from gateway.metrics import Metrics
 from gateway.records.decision import DECISION_SCHEMA, DecisionRecord
 from gateway.records.entitlement import FAILED, OWN_LIMITS
-from gateway.records.proof import Promise, Proof, ProofEvent
+from gateway.records.proof import Claim, Proof, ProofEvent
 
 _LOAD: Final = frozenset({429, 503})
 _UNPROVED: Final = frozenset({"budget", "budget_reserved", "key_requests", "key_concurrency"})
 """Refusals for what is not simulated."""
-PROMISED: Final = ("kept", "lost", "limited")
+RESULTS_PROVED: Final = ("kept", "lost", "limited")
 """Results of `judged`."""
 
 
-def judged(record: DecisionRecord, promise: Promise) -> Literal["kept", "lost", "limited"] | None:
-    """Whether an entitlement's promise was kept; None if the request counts as nothing."""
+def judged(record: DecisionRecord, claim: Claim) -> Literal["kept", "lost", "limited"] | None:
+    """Whether an entitlement's claim was kept; None if the request counts as nothing."""
     outcome, timing = record.outcome, record.timing
     if outcome == "refused":
         if record.status not in _LOAD or record.reason in _UNPROVED:
             return None
         if record.reason in OWN_LIMITS:
             return "limited"
-        return None if promise.backfill else "lost"
+        return None if claim.backfill else "lost"
     if outcome in FAILED:
-        return None if promise.backfill and outcome == "evicted" else "lost"
+        return None if claim.backfill and outcome == "evicted" else "lost"
     if outcome not in ("ok", "disconnected"):
         return None
     left = outcome == "disconnected" and timing.ttft_s is None
     first_s = (timing.duration_s if left else timing.ttft_s) or 0.0
-    late = 0 < promise.slo_ms < 1000 * first_s
-    late = late or 0 < promise.slo_tpot_ms < 1000 * (timing.tpot_s or 0.0)
+    late = 0 < claim.slo_ms < 1000 * first_s
+    late = late or 0 < claim.slo_tpot_ms < 1000 * (timing.tpot_s or 0.0)
     return "lost" if late else None if left else "kept"
 
 
-class Promises:
+class Claims:
     """The proof that is attached to the configuration in force, if there is one."""
 
     def __init__(
@@ -50,10 +50,10 @@ class Promises:
         """`config_sha256`: of the file in force. `log` takes lines of the request log."""
         self.proof: Proof | None = None
         self.since_unix_s = 0.0
-        self.entitlements: Mapping[str | None, Promise] = {}
+        self.entitlements: Mapping[str | None, Claim] = {}
         """What it says of those that were simulated."""
         self._config_sha256 = config_sha256
-        self._counter = metrics.promised_requests
+        self._counter = metrics.proved_requests
         self._log = log
 
     def use(self, config_sha256: str, proof: Proof | None, unix_s: float) -> None:
@@ -78,8 +78,8 @@ class Promises:
     def append(self, record: msgspec.Struct) -> None:
         """Count a request that ended."""
         if self.entitlements and isinstance(record, DecisionRecord):
-            promise = self.entitlements.get(record.entitlement)
-            if promise is not None and record.time_unix_s >= self.since_unix_s:
-                result = judged(record, promise)
+            claim = self.entitlements.get(record.entitlement)
+            if claim is not None and record.time_unix_s >= self.since_unix_s:
+                result = judged(record, claim)
                 if result is not None:
-                    self._counter.add(promise.name, result)
+                    self._counter.add(claim.name, result)
