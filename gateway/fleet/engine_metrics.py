@@ -324,21 +324,8 @@ def not_served(models: Sequence[EngineModel], name: str) -> str:
 
 def is_asleep(body: bytes) -> bool:
     """Whether an engine's /is_sleeping page says that it sleeps (vLLM's sleep mode)."""
-    return _reported(body, "is_sleeping") is True
-
-
-def phase_told(body: bytes) -> str:
-    """What SGLang's /get_server_info says that an engine serves: prefill, decode, or null for both.
-
-    "" where it says nothing.
-    """
-    phase = _reported(body, "disaggregation_mode")
-    return phase if isinstance(phase, str) and phase in ("prefill", "decode", "null") else ""
-
-
-def _reported(body: bytes, name: str) -> object:
     try:
         reported: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        return None
-    return reported.get(name) if isinstance(reported, dict) else None
+        return False
+    return isinstance(reported, dict) and reported.get("is_sleeping") is True

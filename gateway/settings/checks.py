@@ -430,19 +430,17 @@ def _capacity_and_prices(model: ModelConfig) -> Problems:
 def _transfers(model: ModelConfig) -> Problems:
     """What only one kind of transfer has."""
     for name, pool in model.pools.items():
-        place: KeyPath = ("pools", name, "transfer")
-        transfer = pool.transfer
-        if transfer is None:
+        if (transfer := pool.transfer) is None:
             continue
-        if transfer.kind != "sglang" and "bootstrap_port" in transfer.model_fields_set:
-            fix = "remove it, or choose kind sglang"
-            yield (*place, "bootstrap_port"), f"kind {transfer.kind} has no such port", fix
-        if transfer.kind == "sglang" and transfer.skip_below_tokens:
-            yield (
-                (*place, "skip_below_tokens"),
-                "decode engines of SGLang compute no prompts",
-                "remove it, or give short prompts a pool of their own",
-            )
+        wrong, message, fix = (
+            *("bootstrap_port", f"kind {transfer.kind} has no such port"),
+            "remove it, or choose kind sglang",
+        )
+        if transfer.kind == "sglang":
+            wrong, message = "skip_below_tokens", "decode engines of SGLang compute no prompts"
+            fix = "remove it, or give short prompts a pool of their own"
+        if wrong in transfer.model_fields_set and getattr(transfer, wrong):
+            yield ("pools", name, "transfer", wrong), message, fix
 
 
 def _is_file(name: str) -> bool:

@@ -1,12 +1,15 @@
 """Probes all engines of a configuration once, as the gateway does. Part of the composition root."""
 
 import asyncio
+import contextlib
 import time
 from functools import partial
+from typing import Literal
+
+import msgspec
 
 from gateway.errors import StateFailure
 from gateway.fleet import members
-from gateway.fleet.engine_metrics import phase_told
 from gateway.fleet.model_runtime import Pool
 from gateway.fleet.probes import NOT_HAD, EnginePages, Prober
 from gateway.fleet.rotation import Rotation
@@ -42,14 +45,18 @@ class LiveFinding(Record, frozen=True, kw_only=True):
     fix: str = ""
 
 
+class _ServerInfo(msgspec.Struct):
+    disaggregation_mode: Literal["prefill", "decode", "null"] | None = None
+
+
 async def _note_phase(pages: EnginePages, pool: Pool, worker: int, phase: str) -> None:
-    """Remark on an engine that says it serves another phase than its pool's."""
-    try:
+    """Remark on an engine of SGLang that says it serves another phase than its pool's."""
+    told = phase
+    with contextlib.suppress(*NOT_HAD, msgspec.DecodeError, RecursionError):
         page = await pages.get(pool.addresses[worker], "/get_server_info")
-    except NOT_HAD:
-        return
-    told = phase_told(page.body) if page is not None and page.status == 200 else ""
-    if told not in ("", phase):
+        if page is not None and page.status == 200:
+            told = msgspec.json.decode(page.body, type=_ServerInfo).disaggregation_mode or phase
+    if told != phase:
         pool.engine_of[worker].remark = (
             f"its disaggregation_mode is {told}, and the file has it in {phase}: set "
             f"--disaggregation-mode {phase}, or move it"
