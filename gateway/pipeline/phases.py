@@ -68,8 +68,8 @@ Attempting = Callable[[ClientReply, Attempts, Binding], Awaitable[Outcome | Faul
 Binds = Callable[[Attempts, Tried, tuple[int, int] | None, Fault | None], Awaitable[Binding]]
 
 
-class Unheard(ClientReply):
-    """The reply of a prefill: the client hears at most of its own mistake."""
+class Unheard:
+    """The reply of a prefill (a ClientReply): the client hears at most of its own mistake."""
 
     started = False
 
@@ -78,11 +78,19 @@ class Unheard(ClientReply):
         self._status, self._lines = 0, b""
         self._refusal: Refusal | None = None
 
+    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None: ...
+
     async def write(self, data: bytes) -> None:
         self._begins = self._begins or data  # it may be an error of the client's own
 
     def write_now(self, data: bytes) -> bool:
         return True
+
+    async def drain(self) -> None: ...
+
+    async def finish(self) -> None: ...
+
+    async def break_off(self, refusal: Refusal) -> None: ...
 
     async def send(self, status: int, lines: Lines, body: bytes) -> None:
         self._status, self._lines, self.body = status, lines, body

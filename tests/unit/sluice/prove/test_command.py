@@ -137,10 +137,13 @@ def test_a_change_is_seen_and_whom_it_hurts_is_named(change: str, tmp_path: Path
     if change == "pool removed":
         changed = changed.replace("    boundary: {b_short: 2000}\n", "")
     in_force, log = FILE, GOLD + DEEP if reason else FEW
+    if name == "deep" or change == "entitlement resized":  # it is in nobody's way
+        log = DEEP if name == "deep" else GOLD
     if change == "class changed":  # more than all slots are wanted, so that a class counts
         rival = "  - {name: rival, tenant: c, model: m, max_concurrency: 8}\n"
         in_force, changed = in_force + rival, changed + rival
-        log = GOLD + DEEP + requests(12, (50, 800), entitlement="rival", model="m")
+        rivals = requests(12, (50, 800), entitlement="rival", model="m")
+        log = [each for each in GOLD + rivals if each["time_unix_s"] < SPAN_S / 3]
     old = tmp_path / "old.yaml"
     old.write_text(in_force, "utf-8")
     result = run(tmp_path, changed, log, "--against", str(old), "--json")
@@ -156,7 +159,7 @@ def test_a_change_is_seen_and_whom_it_hurts_is_named(change: str, tmp_path: Path
 
 
 def test_the_reason_is_in_words(tmp_path: Path) -> None:
-    slow = run(tmp_path, FILE.replace("ms: 300", "ms: 300, slo_tpot_ms: 9"))
+    slow = run(tmp_path, FILE.replace("ms: 300", "ms: 300, slo_tpot_ms: 9"), GOLD)
     words = "gold breaks: first token in 0.3 s, further ones in 9 ms each for 0.0 %"
     assert words in words_of(slow)
     assert slow.stdout.rstrip().endswith("breaks")
@@ -166,15 +169,15 @@ def test_a_proof_names_its_file_and_is_the_same_again(tmp_path: Path) -> None:
     out = tmp_path / "proof.json"
     made = []
     for file in (FILE, FILE, FILE + "# another\n"):
-        assert run(tmp_path, file, GOLD + DEEP, "--out", str(out)).exit_code == 0
+        assert run(tmp_path, file, FEW, "--out", str(out)).exit_code == 3
         made.append(msgspec.json.decode(out.read_bytes(), type=Proof))
     assert made[0] == made[1]
     assert made[0].config_sha256 == sha256(FILE.encode()).hexdigest()
     assert made[2].id != made[0].id
     gold = next(one for one in made[0].findings if one.name == "gold")
     assert gold.slo_ms == 300
-    assert gold.requests_per_s == pytest.approx(8, rel=0.1)
-    unattached = run(tmp_path, FILE, GOLD, "--review", str(out))
+    assert gold.requests_per_s == pytest.approx(1, rel=0.1)
+    unattached = run(tmp_path, FILE, FEW, "--review", str(out))
     assert unattached.exit_code == 2
     assert "does not say since when" in unattached.stderr
 
@@ -277,7 +280,7 @@ def test_refusals_of_the_log_are_demand_and_those_by_own_limits_are_excused(tmp_
         | {"input_tokens": each["prompt_tokens"], "output_tokens": 40}
         for each in GOLD[1::2]
     ]
-    log = GOLD[::2] + flood + DEEP
+    log = GOLD[::2] + flood
     served = findings(run(tmp_path, FILE, log, "--json"))["entitlement gold"]
     assert served["verdict"] == "holds"
     assert served["requests"] == pytest.approx(800, abs=20)
