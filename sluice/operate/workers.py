@@ -88,6 +88,8 @@ def reload(
         content = proof.read_bytes()
         found = client.call("POST", "reload", params={"proof": "true"}, content=content)
     client.tell(found, lambda told: echo_changes(told["changes"], "nothing changed"))
+    if proof is not None and not client.as_json:
+        typer.echo("the proof is attached")
 
 
 def _drain(client: AdminClient, worker: str, params: Mapping[str, str]) -> dict[str, Any]:

@@ -98,6 +98,7 @@ def test_what_came_of_it_is_the_same_by_the_log_and_by_the_gateway(
     assert post(fleet.url, "sk-web").status_code == 200  # before: it does not count
     attached = attach(fleet, folder)
     assert attached.exit_code == 0, attached.output
+    assert "the proof is attached" in attached.stdout
     (event, *_) = fleet.admin("/admin/audit").json()["data"]
     assert (event["what"], event["after"]["proof"]) == ("attach_proof", ID)
 
