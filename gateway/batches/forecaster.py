@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import ceil, inf, log
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -121,30 +121,32 @@ class Forecaster:
     # -- promises
 
     async def promise(self, batch: Batch, file: StoredFile) -> Batch:
-        """The batch with its promise. Raises Refusal (422) where its window cannot hold it."""
-        served = self._models[batch.model]
+        """The batch with its promise. Raises Refusal (422) where its window cannot hold it.
+
+        A name for several models has none: which of them answers is not known.
+        """
+        served = self._models.get(batch.model)
+        if served is None:
+            return batch
         planned_slot_s, cost = self._planned(served, batch, file)
         batch = msgspec.structs.replace(batch, planned_slot_s=planned_slot_s)
         left, others = await self._around(served.name, batch)
-        by_unix_s = None if batch.accept_late else batch.created_unix_s + batch.window_s
+        by_unix_s: int | None = batch.created_unix_s + batch.window_s
         decided = left.decide(self._work(served.name, batch, by_unix_s), others)
-        if not batch.accept_late and not decided.kept:
-            window = f"The earliest window that it can promise is {decided.earliest_s // 60:.0f}m."
-            if decided.earliest_s == inf:
-                window = "It expects to have no capacity left for batches."
-            raise Refusal(
-                f"The gateway cannot promise to end this batch within "
-                f"{batch.completion_window}. {window} With "
-                '"sluice": {"accept_late": true} it is taken without a promise.',
-                reason="cannot_promise",
-                param="completion_window",
-            )
+        if not decided.kept:
+            if not batch.accept_late:
+                raise _cannot_promise(batch, decided.earliest_s)
+            by_unix_s = None
+            decided = left.decide(self._work(served.name, batch, None), others)
         told = self._told(decided.p50_s, decided.p95_s, cost, by_unix_s)
         return msgspec.structs.replace(batch, forecast=told, promise=told if by_unix_s else None)
 
     async def forecast(self, batch: Batch) -> Promise | None:
-        """When a batch will have ended as it stands now; None where that is never."""
-        name, by_unix_s = self._models[batch.model].name, promised_by(batch)
+        """When a batch will have ended as it stands now; None where that is never, or not known."""
+        served, by_unix_s = self._models.get(batch.model), promised_by(batch)
+        if served is None:
+            return None
+        name = served.name
         left, others = await self._around(name, batch)
         p50_s, p95_s = left.ends(self._work(name, batch, by_unix_s), others)
         cost = 0 if batch.forecast is None else batch.forecast.cost_nano
@@ -152,14 +154,15 @@ class Forecaster:
 
     async def learn(self, batch: Batch) -> None:
         """Learn from a completed batch how far its work was from what was planned."""
-        used_slot_s = sum(part.slot_s for part in batch.parts)
-        if used_slot_s > 0 and batch.planned_slot_s > 0:
+        used_slot_s, served = _used_slot_s(batch), self._models.get(batch.model)
+        if served is not None and used_slot_s > 0 and batch.planned_slot_s > 0:
             ratio = log(used_slot_s / batch.planned_slot_s)
 
-            def learned(profile: Profile) -> dict[str, Any]:
-                return {"ratios": (*profile.ratios, ratio)[-RATIOS:]}
+            def learned(profile: Profile) -> Profile:
+                ratios = (*profile.ratios, ratio)[-RATIOS:]
+                return msgspec.structs.replace(profile, ratios=ratios)
 
-            await self._change(self._models[batch.model].name, learned)
+            await self._change(served.name, learned)
 
     def _planned(self, served: ModelRuntime, batch: Batch, file: StoredFile) -> tuple[float, int]:
         """Slot-seconds that a file's requests are expected to take, and their cost."""
@@ -187,7 +190,7 @@ class Forecaster:
             batch.planned_slot_s,
             items=batch.total,
             done=batch.completed + batch.failed,
-            used_slot_s=sum(part.slot_s for part in batch.parts),
+            used_slot_s=_used_slot_s(batch),
             by_unix_s=by_unix_s,
         )
 
@@ -257,13 +260,13 @@ class Forecaster:
         used_s, keep = seen.used_s, _KEEP if seen.used_s else 1.0
         seen.since_s = seen.live_s = seen.backlog_s = seen.used_s = 0.0
 
-        def added(profile: Profile) -> dict[str, Any]:
-            return {
-                **with_hour(profile, hour, live),
-                "left_slot_s": keep * profile.left_slot_s + left_s,
-                "used_slot_s": keep * profile.used_slot_s + used_s,
-                "seconds": (seen.seconds.a, seen.seconds.b),
-            }
+        def added(profile: Profile) -> Profile:
+            return msgspec.structs.replace(
+                with_hour(profile, hour, live),
+                left_slot_s=keep * profile.left_slot_s + left_s,
+                used_slot_s=keep * profile.used_slot_s + used_s,
+                seconds=(seen.seconds.a, seen.seconds.b),
+            )
 
         await self._change(name, added)
         seen.others = max(0.0, seen.profile.hours[-1] - live)
@@ -276,14 +279,14 @@ class Forecaster:
         self._seen_of(name).profile = _profile(document.value)
         return document.version
 
-    async def _change(self, name: str, change: Callable[[Profile], dict[str, Any]]) -> None:
+    async def _change(self, name: str, change: Callable[[Profile], Profile]) -> None:
         """Change a profile as it is in the store now; here alone while the store is away."""
         seen = self._seen_of(name)
         for _ in range(8):
             version = None
             with contextlib.suppress(StateFailure):
                 version = await self._read(name)
-            changed = msgspec.structs.replace(seen.profile, **change(seen.profile))
+            changed = change(seen.profile)
             try:
                 if version is not None:
                     value = _encode(changed)
@@ -296,12 +299,26 @@ class Forecaster:
             return
 
 
-def _with_hours(profile: Profile, hours: Mapping[int, float]) -> dict[str, Any]:
-    if profile.hours:  # another replica was first
-        return {}
-    for hour, live in sorted(hours.items()):
-        profile = msgspec.structs.replace(profile, **with_hour(profile, hour, live))
-    return {"first_hour": profile.first_hour, "hours": profile.hours}
+def _cannot_promise(batch: Batch, earliest_s: float) -> Refusal:
+    window = "It expects to have no capacity left for batches."
+    if earliest_s < inf:
+        window = f"The earliest window that it can promise is {earliest_s // 60:.0f}m."
+    return Refusal(
+        f"The gateway cannot promise to end this batch within {batch.completion_window}. {window} "
+        'With "sluice": {"accept_late": true} it is taken without a promise.',
+        reason="cannot_promise",
+        param="completion_window",
+    )
+
+
+def _used_slot_s(batch: Batch) -> float:
+    return sum(part.slot_s for part in batch.parts)
+
+
+def _with_hours(profile: Profile, hours: Mapping[int, float]) -> Profile:
+    for hour, live in () if profile.hours else sorted(hours.items()):  # another replica was first
+        profile = with_hour(profile, hour, live)
+    return profile
 
 
 class _Timing(msgspec.Struct, frozen=True):

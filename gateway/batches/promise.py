@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from math import ceil, exp, inf
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from gateway.records.batch import Batch
@@ -36,10 +37,8 @@ NAMED_MARGIN: Final = 1.02
 """The earliest window is named in whole minutes and a little longer, for it is asked for later."""
 _WIDE: Final = 0.5
 """Standard deviation of the logarithm of live demand about which nothing is known."""
-_UNKNOWN_WORK: Final = 0.25
+_UNKNOWN_WORK: Final = 0.5
 """The same of a batch's work, before any batch has ended."""
-_ENDED: Final = 1
-"""Ended batches that weigh as much as that."""
 _ITEMS: Final = 50
 """Measured items that weigh as much as what was planned."""
 _ITEM_SPREAD: Final = 1.0
@@ -108,9 +107,10 @@ def work(
 ) -> Work:
     """The work left of a batch of which `done` items took `used_slot_s`."""
     ratios = profile.ratios
-    mean = sum(ratios) / (len(ratios) + _ENDED)
-    spread2 = sum((ratio - mean) ** 2 for ratio in ratios) + _ENDED * _UNKNOWN_WORK**2
-    spread2 /= len(ratios) + _ENDED
+    weigh = 1 + len(ratios)
+    mean = sum(ratios) / weigh
+    spread2 = sum((ratio - mean) ** 2 for ratio in ratios) + _UNKNOWN_WORK**2 / weigh
+    spread2 /= weigh
     each = planned_slot_s / max(items, 1) * exp(mean)
     each = (each * _ITEMS + used_slot_s) / (_ITEMS + done)
     doubt = (1 / (1 / spread2 + done / _ITEM_SPREAD**2)) ** 0.5
@@ -209,16 +209,16 @@ def urgent(batch: Batch, items_per_s: float, now_unix_s: float) -> bool:
     return left > items_per_s * (by - now_unix_s)
 
 
-def with_hour(profile: Profile, hour: int, live: float) -> dict[str, Any]:
-    """The fields of a profile that knows an hour's mean; what others counted of it is added."""
+def with_hour(profile: Profile, hour: int, live: float) -> Profile:
+    """A profile that knows an hour's mean; what others counted of it is added to."""
     hours = list(profile.hours)
     first = profile.first_hour if hours else hour
     if hour < first:
-        return {}
+        return profile
     hours += [-1.0] * (hour - first + 1 - len(hours))
     hours[hour - first] = max(0.0, hours[hour - first]) + live
     drop = max(0, len(hours) - KEPT_HOURS)
-    return {"first_hour": first + drop, "hours": tuple(hours[drop:])}
+    return msgspec.structs.replace(profile, first_hour=first + drop, hours=tuple(hours[drop:]))
 
 
 def _quantiles(values: Floats) -> tuple[float, float]:
@@ -265,7 +265,7 @@ class Demand:
         by_day = random.standard_normal((DRAWS, AHEAD // DAY)).repeat(DAY, axis=1)
         errors = _WIDE * (by_day + random.standard_normal((DRAWS, 1))) / 2**0.5
         chosen, seen = random.random(DRAWS), random.random(DRAWS)
-        origins = np.arange(DAY, n - 5)
+        origins = np.arange(max(DAY, min(n // 2, 2 * WEEK)), n - 5)  # that knew about as much
         alike = origins[(n - origins + 3) % DAY <= 6]  # of about this time of the day
         origins = alike if len(alike) >= 14 else origins
         if len(origins):

@@ -190,8 +190,8 @@ def test_a_batch_is_urgent_when_its_forecast_passes_its_promise() -> None:
 def test_replicas_add_their_parts_of_an_hour_and_gaps_stay_unknown() -> None:
     profile = Profile()
     for hour, live in ((HOUR, 2.0), (HOUR, 3.0), (HOUR + 2, 1.0)):
-        profile = replace(profile, **with_hour(profile, hour, live))
+        profile = with_hour(profile, hour, live)
     assert (profile.first_hour, profile.hours) == (HOUR, (5.0, -1.0, 1.0))
-    full = replace(profile, **with_hour(profile, HOUR + 10 * WEEK, 4.0))
+    full = with_hour(profile, HOUR + 10 * WEEK, 4.0)
     assert full.hours[-1] == 4.0
     assert full.first_hour + len(full.hours) == HOUR + 10 * WEEK + 1
