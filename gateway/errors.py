@@ -30,24 +30,25 @@ REASONS: Final[Mapping[int, str]] = {
         tenant_suspended token_tenant_unknown token_without_role token_without_tenant
         viewer_cannot_change""",
     404: """
-        budget_not_found decision_not_found entitlement_not_found key_not_found lease_not_found
-        model_not_found no_ledger no_proof pool_not_found response_not_found
-        tenant_not_found unknown_path worker_not_found""",
+        batch_not_found batches_off budget_not_found decision_not_found entitlement_not_found
+        file_not_found key_not_found lease_not_found model_not_found no_ledger no_proof
+        pool_not_found response_not_found tenant_not_found unknown_path worker_not_found""",
     405: "method_not_allowed",
     408: "request_timeout",
     409: """
-        entitlement_changed entitlement_exists entitlement_in_cluster entitlement_in_file
-        entitlement_in_use key_ambiguous key_exists key_in_file key_rotating proof_of_another_file
-        tenant_changed tenant_exists tenant_in_file tenant_in_use too_many_keys too_many_tenants
-        worker_discovered worker_exists""",
+        batch_ended entitlement_changed entitlement_exists entitlement_in_cluster
+        entitlement_in_file entitlement_in_use file_in_use key_ambiguous key_exists key_in_file
+        key_rotating proof_of_another_file tenant_changed tenant_exists tenant_in_file
+        tenant_in_use too_many_keys too_many_tenants worker_discovered worker_exists""",
     412: "entitlement_changed tenant_changed",
     413: "request_too_large",
     415: "unsupported_content_encoding unsupported_content_type",
+    416: "range_not_satisfiable",
     422: "cannot_promise",
     429: """
         budget budget_reserved concurrency evicted key_concurrency key_requests kv priority
-        queue_full queue_timeout reader_busy tokens too_many_body_bytes too_many_leases
-        too_many_reports too_many_viewers""",
+        queue_full queue_timeout reader_busy tokens too_many_batches too_many_body_bytes
+        too_many_files too_many_leases too_many_reports too_many_uploads too_many_viewers""",
     431: "headers_too_large",
     500: "internal_error",
     502: "engine_connection_broken engine_error engine_stream_broken engines_ended",
@@ -57,6 +58,7 @@ REASONS: Final[Mapping[int, str]] = {
         state_unavailable token_keys_unavailable too_many_body_bytes too_many_connections
         too_many_leases too_much_unsent""",
     504: "engine_silent engine_timeout",
+    507: "storage_full",
 }
 """Every reason for which the gateway refuses a request, by status; docs/operate/errors.md says what
 each means. An engine's own refusal has its status (`engine_refused`)."""
@@ -229,3 +231,7 @@ class StateFailure(SluiceError):
 
     sent = False
     """Whether the store may have done what it was asked nevertheless."""
+
+
+class StorageFull(StateFailure):
+    """The storage of batches has no room left."""

@@ -9,6 +9,7 @@ left.
 import asyncio
 import contextlib
 import errno
+import importlib
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -16,9 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-import fsspec
-
-from gateway.errors import StateFailure
+from gateway.errors import StateFailure, StorageFull
 
 THREADS: Final = 8
 PART_BYTES: Final = 8 << 20
@@ -27,10 +26,6 @@ TEMPORARY: Final = ".unfinished"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _TIMEOUTS: Final = {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 2}}
 _T = TypeVar("_T")
-
-
-class StorageFull(StateFailure):
-    """The storage of batches has no room left."""
 
 
 class Contents:
@@ -43,6 +38,7 @@ class Contents:
         self.local = scheme == "file"
         more: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
         more |= {"auto_mkdir": True} if self.local else {"config_kwargs": _TIMEOUTS}
+        fsspec: Any = importlib.import_module("fsspec")  # an extra
         self.system: Any = fsspec.filesystem(scheme, **more, **(options or {}))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="sluice-batches")
 

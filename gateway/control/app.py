@@ -5,6 +5,7 @@ format, so clients parse only one.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from itertools import islice
@@ -24,7 +25,15 @@ from gateway.control.management_port import managed
 from gateway.control.metrics_page import write
 from gateway.control.openapi import openapi_document
 from gateway.control.surface import Control, read_within
-from gateway.errors import BadRequest, NotFound, Refusal, Unauthorized
+from gateway.errors import (
+    BadRequest,
+    NotFound,
+    Refusal,
+    StateFailure,
+    StorageFull,
+    Unauthorized,
+    Unavailable,
+)
 from gateway.fleet import fleet, members
 from gateway.fleet.fleet import EngineState
 from gateway.fleet.model_runtime import ModelRuntime
@@ -34,6 +43,7 @@ from gateway.http.wrong_keys import WrongKeys
 from gateway.records.endpoint import Dialect
 from gateway.records.request import Principal
 
+_log = logging.getLogger("sluice.control")
 REPLICAS: Final = "/internal/replicas/"
 MAX_ASKED_BYTES: Final = 1 << 20
 """Largest body of a call from another replica; the names of a page of entitlements fit."""
@@ -235,6 +245,21 @@ def _by_worker(
     return dict(islice(notes, SHOWN))
 
 
+def _without_state(failure: StateFailure) -> Refusal:
+    if isinstance(failure, StorageFull):
+        return Refusal(
+            "The gateway's storage of files has no room left, and nothing of this one was kept. "
+            "Delete files, or have its operator make room.",
+            reason="storage_full",
+            should_retry=False,
+        )
+    return Unavailable(
+        "What the gateway keeps of this cannot be read or written now. Try again shortly.",
+        reason="state_unavailable",
+        retry_after_s=2.0,
+    )
+
+
 def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
@@ -243,6 +268,11 @@ def _handle_errors(app: FastAPI, wrong_keys: WrongKeys) -> None:
         headers = {n.decode(): v.decode() for n, v in error_headers(refusal)}
         body = error_body(refusal, dialect_of(request.url.path, request.headers))
         return Response(body, status_code=refusal.status, headers=headers)
+
+    @app.exception_handler(StateFailure)
+    async def away(request: Request, failure: StateFailure) -> Response:
+        _log.error("%s %s: %s", request.method, request.url.path, failure)
+        return await refused(request, _without_state(failure))
 
     @app.exception_handler(ClientDisconnect)
     async def gone(_request: Request, _error: ClientDisconnect) -> Response:

@@ -59,6 +59,8 @@ _CHUNK_COST_BYTES: Final = 1024
 """Bytes that are read in the time that one chunk takes to parse."""
 _MAX_SURPLUS_BYTES: Final = 32 * 1024 * 1024
 """Most bytes after a request that is being answered; beyond it the connection is aborted."""
+_UPLOADS: Final = "/v1/files"
+"""Posted there, a body is passed on as it comes, and takes as long as it keeps coming."""
 _PUBLIC: Final = (b"/v1/", b"/models")
 """How paths begin that a page may call, beside the data plane's."""
 _LENGTH_NAME: Final = len(b"content-length")
@@ -103,6 +105,8 @@ class GatewayProtocol(ClientConnection):
         self._proven: bool | None = None
         """Whether the incoming request has shown a known key; None before it was looked up."""
         self._chunked = False
+        self._uploads = False
+        """Whether the incoming request uploads a file."""
 
     def data_received(self, data: bytes) -> None:
         """Bound the head, then parse."""
@@ -218,6 +222,7 @@ class GatewayProtocol(ClientConnection):
             return
         headers = _lowered(self.headers)
         _, expects = _framing(headers)
+        self._uploads = method == b"POST" and _path(url) == _UPLOADS
         if method == b"OPTIONS" and url == b"*":
             url = b"/"
         if self._announced:
@@ -328,7 +333,10 @@ class GatewayProtocol(ClientConnection):
                 self._hold(self._framing_bytes)
                 return
         head_bytes = max(0, self._head_bytes) + _memory_bytes(self.headers or ())
-        self._hold(self._size + head_bytes + self._framing_bytes)
+        size = self._size
+        if self._uploads and in_body:
+            self._inbound_since_s, size = self.loop.time(), len(self.cycle.body)
+        self._hold(size + head_bytes + self._framing_bytes)
 
     def _pass_over(self, data: bytes) -> None:
         """Discard data after a request that is being, or was, answered.

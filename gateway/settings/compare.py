@@ -21,7 +21,7 @@ _S = TypeVar("_S", bound=Section)
 
 FIXED: Final = (
     *("server", "state", "request_log", "usage_export", "telemetry", "compressor"),
-    *("decisions_kept", "ledger", "currency"),
+    *("decisions_kept", "ledger", "batches", "currency"),
 )
 """Sections that change only with a restart: most have sockets, files or processes of their own."""
 KEYS: Final = ("admin_key", "viewer_key", "admin_keys")
@@ -153,6 +153,7 @@ def _shown(value: object) -> str:
 
 _TRIED: Final = (
     *("1", "0", "60", "false", "memory://", "dns://reference:1", "day", "UTC"),
+    "file:///reference",
     "2100-01-01T00:00:00Z",
 )
 """Values that take the place of a reference where a text does not do."""

@@ -12,6 +12,7 @@ from gateway.records.record import Record
 from gateway.settings.model import ModelConfig, SplitAliasConfig, TimeoutsConfig
 from gateway.settings.server import (
     AuthConfig,
+    BatchesConfig,
     CompressorConfig,
     HealthConfig,
     LedgerConfig,
@@ -62,6 +63,8 @@ class Config(Section):
     """One JSON line for each settled request, for billing."""
     ledger: LedgerConfig = LedgerConfig()
     """Usage summed by day, tenant, entitlement, key and model."""
+    batches: BatchesConfig | None = None
+    """Files and batches. Absent: none."""
     auth: AuthConfig = AuthConfig()
     """Tokens of identity providers."""
     telemetry: TelemetryConfig = TelemetryConfig()

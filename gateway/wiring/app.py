@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from gateway.background_task import BackgroundTasks
 from gateway.control.app import control_app
+from gateway.control.batch_api import batch_router
 from gateway.control.external_admission import AdmissionService, admission_router
 from gateway.control.management_port import Management
 from gateway.control.metrics_page import MetricsPage
@@ -47,6 +48,7 @@ from gateway.usage.report import FleetBill
 from gateway.usage.request_log import DecisionRing, Records, RequestLog
 from gateway.usage.usage_export import UsageExport
 from gateway.wiring.auth import role_keys
+from gateway.wiring.batches import Batches
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import Served, served_model
 from gateway.wiring.process_limits import PARTS, memory_limit
@@ -199,6 +201,7 @@ class Gateway:
             wall_clock=time.time,
             currency=currency,
         )
+        self.batches = None if config.batches is None else Batches(config, self.served)
         # For other proxies, which forward requests themselves.
         self.admission_service = AdmissionService(
             models=self.served.by_name,
@@ -215,7 +218,7 @@ class Gateway:
         self.data_plane = DataPlane(
             self.pipeline.serve,
             self.pipeline.know,
-            self._control_plane(wrong_keys),
+            self._control_plane(wrong_keys, bodies),
             new_id=new_id,
             max_body_bytes=config.server.max_body_bytes,
             wrong_keys=wrong_keys,
@@ -223,7 +226,7 @@ class Gateway:
             trace=None if self.tracing is None else self.tracing.begin,
         )
 
-    def _control_plane(self, wrong_keys: WrongKeys) -> App:
+    def _control_plane(self, wrong_keys: WrongKeys, bodies: BodyBytes) -> App:
         """The application for every path outside the data plane."""
         port = self._port if self.config.server.management_port != 0 else 0
         surface = Control(
@@ -281,6 +284,7 @@ class Gateway:
             dashboard_router(surface, self.snapshots),
             admission_router(self.admission_service, self._authenticate, surface.peers),
             tenant_router(surface, self.quoter),
+            batch_router(surface, None if self.batches is None else self.batches.service, bodies),
         )
         answer_peers(
             surface,
@@ -327,6 +331,7 @@ class Gateway:
                 self.prober,
                 self.discovery,
                 self.reloading,
+                *(() if self.batches is None else (self.batches,)),
             ):
                 closing.push_async_callback(part.close)  # also if start is cancelled
                 await part.start()

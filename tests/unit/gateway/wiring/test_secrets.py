@@ -49,6 +49,7 @@ server:
   viewer_key: sk-viewer
   admin_keys: [{name: one, sha256: "sha256:DIGEST-1", role: owner}]
 state: {url: "redis://h:1/0", password: pw}
+batches: {url: "s3://bucket", endpoint: "https://s3.example", access_key: a, secret_key: s}
 auth: {jwt: [{issuer: "https://id.example", jwks: "https://id.example/keys", audience: [s]}]}
 models:
   - name: m
@@ -111,7 +112,7 @@ PLACES = {
 SECRET = {
     *("server.admin_key", "server.viewer_key", "state.url", "state.password"),
     *("models.pools.workers.api_key", "models.pools.prefill.workers.api_key"),
-    "models.pools.decode.workers.api_key",
+    *("models.pools.decode.workers.api_key", "batches.access_key", "batches.secret_key"),
 }
 """Settings that take a secret, or a URL with one; the others refuse it."""
 LOOKED_AT = [name for name in settings_of(Config) if not name.startswith(PUBLIC)]

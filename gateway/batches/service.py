@@ -1,0 +1,404 @@
+"""What clients do with files and batches: create, read, cancel, delete; and what expires.
+
+A client names files and batches by ids alone, and finds its tenant's only: another's is as if it
+did not exist.
+"""
+
+import contextlib
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from gateway.batches.batch_store import BatchStore, new_id
+from gateway.batches.contents import TEMPORARY
+from gateway.batches.intake import ENDPOINTS, UploadForm, file_too_large, receive
+from gateway.errors import BadRequest, Conflict, NotFound, RateLimited, StateFailure
+from gateway.fleet.model_runtime import ModelRuntime
+from gateway.pipeline.plan import find_model
+from gateway.ports import Changed, Full
+from gateway.records.batch import ENDED, Batch, LineProblem, StoredFile
+from gateway.records.record import Record
+from gateway.records.request import Principal
+from gateway.routing.split_alias import SplitAlias
+from gateway.tenancy.keyring import entitled
+
+MAX_WINDOW_S: Final = 30 * 86_400
+MAX_UPLOADS: Final = 4
+"""Of one tenant at a time in this process."""
+FORM_BYTES: Final = 1 << 16
+"""What a form has around its file, at most."""
+READ_BYTES: Final = 1 << 20
+READ_FILES: Final = 500
+"""Of a list, at a time."""
+TEND_S: Final = 600.0
+"""Between two looks for what has expired; clients see nothing of it from its expiry on."""
+ORPHANED_S: Final = 86_400.0
+"""After this time a content that no document names is of a process that was killed."""
+LATE_S: Final = 7 * 86_400
+"""How long a batch may run past its window."""
+_WINDOW: Final = re.compile(r"([1-9][0-9]{0,5})([mhd])")
+_UNIT_S: Final = {"m": 60, "h": 3600, "d": 86_400}
+_OURS: Final = re.compile(r"(file-|batch_)[0-9a-f]{32}\b")
+_log = logging.getLogger("sluice.batches")
+_T = TypeVar("_T", Batch, StoredFile)
+
+
+class Bounds(Record, frozen=True, kw_only=True):
+    """Of one tenant."""
+
+    max_file_bytes: int
+    max_line_bytes: int
+    max_files: int
+    """Outputs included."""
+    max_open: int
+    """Batches that have not ended."""
+    keep_s: int
+    """From a file's creation to its expiry, unless its creator asks for less."""
+
+
+class BatchRequest(Record, frozen=True, kw_only=True):
+    """What a client asks for when it creates a batch."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str = "24h"
+    metadata: Mapping[str, str] | None = None
+    keep_s: int | None = None
+    accept_late: bool = False
+
+
+class BatchService:
+    """Files and batches of all tenants. Methods raise Refusal and StateFailure."""
+
+    def __init__(
+        self,
+        store: BatchStore,
+        bounds: Bounds,
+        *,
+        models: Mapping[str, ModelRuntime],
+        splits: Mapping[str, SplitAlias],
+        wall_clock: Callable[[], float],
+        promise: Callable[[Batch, StoredFile], Awaitable[Batch]] | None = None,
+        poke: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`models` by name and alias. `promise` completes a new batch, or raises Refusal.
+
+        `poke` tells the runner that there is something to do.
+        """
+        self.store = store
+        self.bounds = bounds
+        self._models = models
+        self._splits = splits
+        self._now = wall_clock
+        self._promise = promise
+        self._poke = poke
+        self._uploads = Counter[str]()
+
+    # -- files
+
+    def check_length(self, size: int) -> None:
+        """Refuse a form of this length if its file must be too large. Raises TooLarge."""
+        if size > self.bounds.max_file_bytes + FORM_BYTES:
+            raise file_too_large(self.bounds.max_file_bytes)
+
+    async def upload(
+        self,
+        tenant: str,
+        content_type: str,
+        pieces: AsyncIterator[bytes],
+        hold: Callable[[int], None],
+    ) -> StoredFile:
+        """Store the file of a form that comes in pieces. `hold`: see `receive`."""
+        form, bounds, now_s = UploadForm(content_type), self.bounds, int(self._now())
+        with self._uploading(tenant):
+            if (
+                len(await self.store.page(StoredFile, tenant, "", bounds.max_files))
+                >= bounds.max_files
+            ):
+                raise _too_many_files(bounds)
+            stored = StoredFile(
+                id=new_id("file-"),
+                tenant=tenant,
+                purpose="batch",
+                filename="",
+                bytes=0,
+                created_unix_s=now_s,
+                expires_unix_s=now_s + bounds.keep_s,
+            )
+            stored = await receive(
+                self.store,
+                stored,
+                form,
+                pieces,
+                most_bytes=bounds.max_file_bytes,
+                most_line_bytes=bounds.max_line_bytes,
+                hold=hold,
+            )
+            keep_s = self.kept_s(form.fields.get("expires_after[seconds]"), "expires_after")
+            stored = msgspec.structs.replace(stored, expires_unix_s=now_s + keep_s)
+            try:
+                await self.store.put(stored, 0, most=bounds.max_files)
+            except Full:
+                await self.store.contents.delete(stored.id)
+                raise _too_many_files(bounds) from None
+        return stored
+
+    def kept_s(self, asked: str | int | None, param: str) -> int:
+        """How long a file is kept, as its creator asks (None: as long as may be)."""
+        if asked is None:
+            return self.bounds.keep_s
+        with contextlib.suppress(ValueError):
+            if (seconds := int(asked)) >= 3600:
+                return min(seconds, self.bounds.keep_s)
+        raise BadRequest(
+            "Give 'expires_after' as {'anchor': 'created_at', 'seconds': N}, N 3600 or more.",
+            reason="invalid_value",
+            param=param,
+        )
+
+    async def file(self, tenant: str, name: str) -> tuple[StoredFile, int]:
+        """A tenant's file, with its version."""
+        found = await self._own(StoredFile, tenant, name)
+        if found is None or found[0].expires_unix_s <= self._now():
+            raise NotFound(f"No file '{name[:64]}'.", reason="file_not_found", param="id")
+        return found
+
+    async def files(
+        self, tenant: str, after: str, limit: int, *, oldest_first: bool, purpose: str | None
+    ) -> list[StoredFile]:
+        """A tenant's files that follow one ("": from the start)."""
+        shown: list[StoredFile] = []
+        while len(shown) < limit:
+            page = await self.store.page(
+                StoredFile, tenant, after, READ_FILES, oldest_first=oldest_first
+            )
+            shown += [
+                stored
+                for stored, _ in page
+                if purpose in {None, stored.purpose} and stored.expires_unix_s > self._now()
+            ]
+            if len(page) < READ_FILES:
+                break
+            after = page[-1][0].id
+        return shown[:limit]
+
+    async def content(self, stored: StoredFile, start: int, end: int) -> AsyncIterator[bytes]:
+        """The bytes of a file from `start` up to `end`, piece by piece."""
+        at = 0
+        for name, size in await self._pieces(stored):
+            first, last = max(start, at), min(end, at + size)
+            for begin in range(first, last, READ_BYTES):
+                until = min(begin + READ_BYTES, last)
+                yield await self.store.contents.read(name, begin - at, until - at)
+            at += size
+
+    async def delete_file(self, tenant: str, name: str) -> None:
+        """Delete a file that no unfinished batch reads."""
+        stored, version = await self.file(tenant, name)
+        if name in {batch.input_file for batch in await self._open_batches()}:
+            raise Conflict(
+                "An unfinished batch reads this file. Cancel it, or wait for its end.",
+                reason="file_in_use",
+            )
+        with contextlib.suppress(Changed):  # somebody else deleted it
+            await self._drop(stored, version)
+
+    # -- batches
+
+    async def create(
+        self, principal: Principal, asked: BatchRequest, entitlement: str | None
+    ) -> Batch:
+        """A batch of an uploaded file; `entitlement` is the one that the client names, if any."""
+        stored, _ = await self.file(principal.tenant, asked.input_file_id)
+        window_s, now_s = window_of(asked.completion_window), int(self._now())
+        if asked.endpoint not in ENDPOINTS:
+            raise BadRequest(
+                f"Give one of {', '.join(ENDPOINTS)}.", reason="invalid_value", param="endpoint"
+            )
+        problems = stored.problems or _mismatch(stored, asked.endpoint)
+        if not problems:
+            principal = self._entitled(principal, stored.model, entitlement)
+        keep_s = self.bounds.keep_s
+        batch = Batch(
+            id=new_id("batch_"),
+            tenant=principal.tenant,
+            entitlement=principal.entitlement,
+            key=principal.key,
+            endpoint=asked.endpoint,
+            model=stored.model,
+            input_file=stored.id,
+            completion_window=asked.completion_window,
+            window_s=window_s,
+            metadata=asked.metadata,
+            keep_s=keep_s if asked.keep_s is None else min(asked.keep_s, keep_s),
+            accept_late=asked.accept_late,
+            status="failed" if problems else "validating",
+            created_unix_s=now_s,
+            failed_unix_s=now_s if problems else None,
+            expires_unix_s=now_s + window_s,
+            total=0 if problems else stored.lines,
+            problems=problems,
+        )
+        if not problems and self._promise is not None:
+            batch = await self._promise(batch, stored)
+        await self._drop_old_batches(principal.tenant)
+        try:
+            await self.store.put(batch, 0, most=self.bounds.max_open)
+        except Full:
+            raise RateLimited(
+                f"Your tenant has {self.bounds.max_open} unfinished batches, as many as it may "
+                "(batches.max_open). Wait for the end of one, or cancel one.",
+                reason="too_many_batches",
+                should_retry=False,
+            ) from None
+        self._poke()
+        return batch
+
+    async def batch(self, tenant: str, name: str) -> tuple[Batch, int]:
+        """A tenant's batch, with its version."""
+        found = await self._own(Batch, tenant, name)
+        if found is None:
+            raise NotFound(f"No batch '{name[:64]}'.", reason="batch_not_found", param="id")
+        return found
+
+    async def batches(self, tenant: str, after: str, limit: int) -> list[Batch]:
+        """A tenant's batches, newest first, that follow one ("": from the start)."""
+        return [batch for batch, _ in await self.store.page(Batch, tenant, after, limit)]
+
+    async def cancel(self, tenant: str, name: str) -> Batch:
+        """Have a batch end; what it has done stays. Cancelling again changes nothing."""
+        while True:
+            batch, version = await self.batch(tenant, name)
+            if batch.status in {"cancelling", "cancelled"}:
+                return batch
+            if batch.status in ENDED:
+                raise Conflict(f"The batch has ended: {batch.status}.", reason="batch_ended")
+            batch = msgspec.structs.replace(
+                batch, status="cancelling", cancelling_unix_s=int(self._now())
+            )
+            with contextlib.suppress(Changed):  # by its runner
+                await self.store.put(batch, version)
+                self._poke()
+                return batch
+
+    # -- what expires
+
+    async def tend(self) -> None:
+        """Delete files that have expired, and what a killed process left. Logs failures."""
+        try:
+            used = {batch.input_file for batch in await self._open_batches()}
+            names = await self.store.open_names(StoredFile)
+            for name in names:
+                found = await self.store.get(StoredFile, name)
+                if found and found[0].expires_unix_s <= self._now() and name not in used:
+                    with contextlib.suppress(Changed):
+                        await self._drop(*found)
+            await self._drop_orphans(set(names))
+        except StateFailure as error:
+            _log.warning("expired files stay for now: %s", error)
+
+    async def _drop_orphans(self, files: set[str]) -> None:
+        contents, parts = self.store.contents, dict[str, set[str]]()
+        for name, changed_unix_s in (await contents.names()).items():
+            top = name.partition("/")[0]
+            if changed_unix_s > self._now() - ORPHANED_S or not _OURS.match(name):
+                continue
+            if top.startswith("batch_") and top not in parts:
+                found = await self.store.get(Batch, top)
+                committed = found[0].parts if found else ()
+                parts[top] = {found[0].part_name(p, "") for p in committed if found}
+            if name.endswith(TEMPORARY) or (
+                name.rpartition(".")[0] + "." not in parts[top]
+                if top in parts
+                else name not in files
+            ):
+                await contents.delete(name)
+
+    async def _drop_old_batches(self, tenant: str) -> None:
+        """A tenant's oldest batches go as it makes new ones."""
+        for batch, version in await self.store.page(Batch, tenant, "", 10, oldest_first=True):
+            gone_unix_s = batch.expires_unix_s + LATE_S + batch.keep_s
+            if batch.status in ENDED and gone_unix_s < self._now():
+                with contextlib.suppress(Changed):
+                    await self.store.delete(batch, version)
+                    await self.store.contents.delete(batch.id)
+
+    async def _drop(self, stored: StoredFile, version: int) -> None:
+        pieces = await self._pieces(stored)
+        await self.store.delete(stored, version)
+        for name, _ in pieces:
+            await self.store.contents.delete(name)
+
+    async def _pieces(self, stored: StoredFile) -> list[tuple[str, int]]:
+        """Names and lengths of the contents that a file consists of."""
+        if not stored.batch:
+            return [(stored.id, stored.bytes)]
+        suffix = stored.id.rpartition("-")[2]
+        found = await self.store.get(Batch, stored.batch)
+        parts = found[0].parts if found else ()
+        return [(found[0].part_name(p, suffix), p.size(suffix)) for p in parts if found]
+
+    async def _own(self, kind: type[_T], tenant: str, name: str) -> tuple[_T, int] | None:
+        found = await self.store.get(kind, name) if _OURS.match(name) and len(name) < 64 else None
+        return found if found and found[0].tenant == tenant else None
+
+    async def _open_batches(self) -> list[Batch]:
+        names = await self.store.open_names(Batch)
+        return [found[0] for name in names if (found := await self.store.get(Batch, name))]
+
+    def _entitled(self, principal: Principal, model: str, asked: str | None) -> Principal:
+        """The principal with the entitlement for the model that a file names."""
+        split = self._splits.get(model)
+        names = split.models if split else (find_model(self._models, model).name,)
+        opened = [name for name in names if principal.opens(name)] or names
+        adapter = "" if split else self._models[opened[0]].adapter(model)
+        return entitled(principal, opened[0], self._now(), asked, adapter=adapter)
+
+    @contextlib.contextmanager
+    def _uploading(self, tenant: str) -> Iterator[None]:
+        if self._uploads[tenant] >= MAX_UPLOADS:
+            raise RateLimited(
+                f"{MAX_UPLOADS} files of your tenant are being uploaded, as many as may be at a "
+                "time. Wait for the end of one.",
+                reason="too_many_uploads",
+                retry_after_s=5.0,
+            )
+        self._uploads[tenant] += 1
+        try:
+            yield
+        finally:
+            self._uploads[tenant] -= 1
+            self._uploads += Counter()  # without tenants that upload nothing
+
+
+def window_of(text: str) -> int:
+    """Seconds of a completion window, such as 24h. Raises BadRequest."""
+    matched = _WINDOW.fullmatch(text)
+    window_s = int(matched[1]) * _UNIT_S[matched[2]] if matched else 0
+    if not 0 < window_s <= MAX_WINDOW_S:
+        raise BadRequest(
+            "Give a time of up to 30 days, such as 24h, 90m or 7d.",
+            reason="invalid_value",
+            param="completion_window",
+        )
+    return window_s
+
+
+def _mismatch(stored: StoredFile, endpoint: str) -> tuple[LineProblem, ...]:
+    if stored.endpoint == endpoint:
+        return ()
+    message = f"The file's requests are for {stored.endpoint}, the batch is for {endpoint}."
+    return (LineProblem(code="mismatched_url", message=message, line=1, param="url"),)
+
+
+def _too_many_files(bounds: Bounds) -> RateLimited:
+    return RateLimited(
+        f"Your tenant has {bounds.max_files} files, as many as it may (batches.max_files), the "
+        "outputs of batches included. Delete some.",
+        reason="too_many_files",
+        should_retry=False,
+    )
