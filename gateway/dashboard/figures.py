@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.control.peers import understood
+from gateway.estimate.live_demand import HOUR_S
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
 from gateway.records.decision import (
@@ -227,6 +228,32 @@ def _shares(planned: Sequence[tuple[int, float]], edges: Sequence[int]) -> list[
         round(high - low, 6)
         for low, high in zip([0.0, *totals], [*totals, points[-1][1]], strict=True)
     ]
+
+
+def plan(served: ModelRuntime) -> dict[str, Any]:
+    """What says whether the plan still fits: demand, drift, and the pressure of each pool."""
+    watch, hours = served.watch, served.demand.hours
+    drift = None if watch is None else watch.drift
+    busiest = max(hours, key=lambda hour: hours[hour][0], default=None)
+    names = [shape.name for shape in served.routing.pools]
+    return {
+        "planned": drift is not None,
+        "drift": None if drift is None else drift.distance,
+        "again": watch is not None and watch.drifted,
+        "hours": len(hours),
+        "busiest": None if busiest is None else [busiest * HOUR_S, *hours[busiest]],
+        "pools": [
+            {
+                "pool": name,
+                "load": sample.load,
+                "waiting": sample.waiting,
+                "turned_away": sample.turned_away,
+                "queues": sample.queues,
+                "idles": sample.idles,
+            }
+            for name, sample in zip(names, watch.samples if watch else (), strict=False)
+        ],
+    }
 
 
 def compression(served: ModelRuntime, totals: Totals, briefs: Iterable[Brief]) -> dict[str, Any]:

@@ -335,6 +335,7 @@ class Snapshots:
                     "mode": fleet["mode"],
                     "lengths": figures.lengths(served, briefs),
                     "compression": figures.compression(served, totals, briefs),
+                    "plan": figures.plan(served),
                 }
                 for served, fleet in models
             ],

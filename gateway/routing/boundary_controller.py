@@ -52,7 +52,8 @@ class BoundaryController:
             if control is None:
                 continue
             pools = served.fleet.routed
-            samples = [watch.sample(place, pool) for place, pool in enumerate(pools)]
+            samples = tuple(watch.sample(place, pool) for place, pool in enumerate(pools))
+            watch.samples = samples
             now_s = self._clock()
             moved = control.step(now_s, samples)
             watch.shares = control.shares

@@ -139,7 +139,7 @@ function slotsOf(pool) {
   ];
 }
 
-const moveOf = (move) => `${move.made ? "moved" : "proposed"} ${seconds(move.ago_s)} ago: ${count(move.before)} to ${count(move.after)} tokens, as ${move.reason}`;
+const moveOf = (move) => `Boundary ${move.made ? "moved" : "proposed"} ${count(Math.ceil(move.ago_s / 60))} min ago, ${count(move.before)} to ${count(move.after)} tokens: ${move.reason}`;
 
 const queueOf = (pool) => (pool.queue ? `${count(sum(pool.queue))} (${pool.queue.join(" / ")})` : "0");
 
@@ -150,7 +150,6 @@ function poolCard(pool, all) {
   const rows = [
     ...(first ? [["Queue of prefill", queueOf(first)], ["Queue of decode", queueOf(pool)]] : [["Queue", queueOf(pool)]]),
     ["Boundary", pool.b_short == null ? "none, takes the rest" : `${count(pool.b_short)} tokens`],
-    ...(pool.boundary_move ? [["Its newest move", moveOf(pool.boundary_move)]] : []),
     ["Window", `${count(pool.max_model_len)} tokens`],
     ["Desired replicas", count(admission.desired_replicas || null)],
     ["Predictor coverage", percent((first || pool).coverage)],
@@ -164,7 +163,24 @@ function poolCard(pool, all) {
     kv == null ? null : meter(kv, "KV cache reserved"),
     el("div", { class: "line" }, el("span", {}, term("TTFT")), el("span", {}, pool.sampled ? `${seconds(pool.ttft_p50_s)}, p99 ${seconds(pool.ttft_p99_s)}` : NONE)),
     chart((then) => before(pool)(then)?.ttft_p50_s),
-    facts(rows));
+    facts(rows),
+    pool.boundary_move ? el("p", { class: "move" }, moveOf(pool.boundary_move)) : null);
+}
+
+// Whether the plan still fits, by what this gateway knows. Planning is the command's.
+function planOf(model) {
+  const plan = model.plan;
+  const drift = !plan.planned ? "not known, the file has no boundary.planned" : plan.drift == null ? "not known yet" : `distance ${decimal(plan.drift)}${plan.again ? ", over 0.1: plan again" : ", as planned"}`;
+  const [start, asked, lost] = plan.busiest || [];
+  const busiest = plan.busiest ? `${count(asked)} requests from ${new Date(1000 * start).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit" })}, ${percent(lost / Math.max(1, asked))} not served` : NONE;
+  const state = (pool) => `${pool.pool} ${pool.queues ? `queues (${percent(pool.waiting)} of its slots wait, ${count(pool.turned_away)} found no place)` : pool.idles ? `idles (${percent(pool.load)} in use)` : `${percent(pool.load)} in use`}`;
+  const serves = /^[\w.:@\/-]+$/.test(model.model) ? model.model : `'${model.model.replaceAll("'", "'\\''")}'`;
+  const line = (name, value) => el("li", {}, el("span", { class: "muted" }, `${name}: `), value);
+  return el("ul", { class: "fits" },
+    line("Lengths against the plan", drift),
+    line(`Busiest of the ${count(plan.hours)} h known here`, busiest),
+    line("Pools in the last minute", plan.pools.map(state).join(", ") || NONE),
+    line("To plan for this demand", el("code", {}, `sluice plan --live ${location.origin} --serves ${serves}`)));
 }
 
 function modelCard(model) {
@@ -181,7 +197,7 @@ function modelCard(model) {
     : [["Compression", "off"]];
   return el("article", { class: "card" },
     el("div", { class: "line" }, el("h3", {}, model.model), el("span", { class: "muted" }, model.mode)),
-    el("div", { class: "model" }, histogram(model.lengths), facts(rows)));
+    el("div", { class: "model" }, histogram(model.lengths), el("div", {}, planOf(model), facts(rows))));
 }
 
 function histogram(lengths) {
