@@ -395,3 +395,47 @@ def test_phases_without_a_link_are_refused() -> None:
     result = sluice(*PHASED, "--phases", "always")
     assert result.exit_code == 2
     assert "--transfer-gb-per-s" in result.stderr
+
+
+def replica(first_s: float, stride: int, records: int, *hours: list[int]) -> dict[str, Any]:
+    """What a gateway tells of its demand: prompts of as many tokens as `records` counts down."""
+    kept = [
+        decision(
+            time_unix_s=first_s + n, model="m", prompt_tokens=1000 * stride, completion_tokens=10
+        )
+        for n in range(records)
+    ]
+    last_s = hours[-1][0] + 1800.0
+    told = {"first_unix_s": first_s, "last_unix_s": last_s, "stride": stride, "hours": hours}
+    return {**told, "records": json.loads(msgspec.json.encode(kept))}
+
+
+def engines(count: int) -> list[dict[str, str]]:
+    return [{"id": f"10.0.0.1:{8000 + n}#{rank}"} for n in range(count) for rank in range(2)]
+
+
+@respx.mock
+def test_replicas_demand_is_summed_and_their_samples_are_thinned_alike() -> None:
+    at = 3600 * 500_000
+    first = replica(at + 600.0, 1, 400, [at, 30_000, 0], [at + 3600, 90_000, 9_000])
+    second = replica(at + 3600.0, 2, 200, [at + 3600, 90_000, 0])
+    pools = [
+        {"name": n, "phase": None, "b_short": b, "max_model_len": w, "workers": engines(c)}
+        for n, b, w, c in (("s", 4096, 8192, 3), ("l", None, 65_536, 1))
+    ]
+    row = {"model": "m", "gamma": None, "pools": pools}
+    respx.get("http://gw/admin/pools").respond(json=[row])
+    respx.get("http://gw/admin/demand", params={"model": "m"}).respond(
+        json={"data": [first, second]}
+    )
+    found = plan_json("--live", "http://gw", "--slo-ttft-ms", "5000")
+    # Half an hour of the second hour was seen: 90,000 in 1,800 s by each.
+    assert found["rate_per_s"] == pytest.approx(100.0)
+    assert found["rate_said"].startswith("the busiest hour of 2")
+    assert "5.0 % of it was not served" in found["rate_said"]
+    live = found["live"]
+    assert live["nodes"] == {"s": 3, "l": 1}
+    assert live["saves_nodes"] == 4 - found["total_nodes"]
+    human = run("plan", "--live", "http://gw", "--slo-ttft-ms", "5000").output
+    assert "1500 tokens of prompt" in human.replace(",", "")
+    assert "nothing was changed" in human
