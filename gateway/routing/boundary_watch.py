@@ -125,10 +125,11 @@ class BoundaryWatch:
         sample.preemptions, sample.finished = now[0] - before[0], now[1] - before[1]
         sequences = sum((engine.running or 0.0) + (engine.waiting or 0.0) for engine in tell)
         slots = max(1, len(state.alive) * state.slots_per_worker)
-        queued = max(0, state.inflight - state.total_active)
+        prefilling = 0 if state.prefill is None else state.prefill.total_active
+        queued = max(0, state.inflight - state.total_active - prefilling)
         sample.waiting = (queued + sum(engine.waiting or 0.0 for engine in tell)) / slots
         sample.load = max(
-            max(state.inflight, sequences) / slots,
+            max(state.inflight + state.total_elsewhere, sequences) / slots,
             sum(engine.kv_usage or 0.0 for engine in tell) / max(1, len(tell)),
         )
         return sample

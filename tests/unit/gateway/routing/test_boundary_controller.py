@@ -280,3 +280,12 @@ def test_who_finds_no_place_counts_where_it_belongs(
     record: DecisionRecord, away: tuple[int, int]
 ) -> None:
     assert tuple(pool.turned_away for pool in told(record).pools) == away
+
+
+def test_who_is_prefilled_elsewhere_does_not_wait() -> None:
+    pool, prefill = PoolState("short", ["w"], 10), PoolState("short/prefill", ["p"], 10)
+    pool.inflight, pool.total_active = 8, 3
+    watch = BoundaryWatch(2)
+    assert watch.sample(0, pool).waiting == 0.5
+    pool.prefill, prefill.total_active = prefill, 4
+    assert watch.sample(0, pool).waiting == 0.1
