@@ -74,6 +74,7 @@ GROUPS: Final = {
     "tenant": "sluice.operate.tenant",
     "key": "sluice.operate.key",
     "budget": "sluice.operate.budget",
+    "batch": "sluice.operate.batch",
     "import": "sluice.imports.command",
 }
 """Verbs with verbs of their own."""

@@ -1,4 +1,4 @@
-"""Reads a running gateway for `sluice top` and `sluice why`, with whatever key is at hand."""
+"""Calls of a running gateway by `sluice top`, `why`, `me` and `batch`, with the key at hand."""
 
 import json
 import os
@@ -37,7 +37,7 @@ class NotRead(Exception):
 
 
 class GatewayClient:
-    """GET requests to one gateway."""
+    """Requests to one gateway."""
 
     def __init__(self, url: str, key: str | None, key_file: Path | None) -> None:
         """Without a key the gateway must show its figures to everybody, as the demo's does."""
@@ -47,13 +47,29 @@ class GatewayClient:
 
     def get(self, *path: str, params: Mapping[str, str] | None = None) -> Any:
         """The JSON at a path (one part each, unquoted). Raises NotRead."""
+        return self.call("GET", *path, params=params)
+
+    def call(self, method: str, *path: str, **more: Any) -> Any:
+        """The JSON that a call of a path answers; `more` as httpx takes it. Raises NotRead."""
         where = "/".join(quote(part, safe="") for part in path)
         try:
             with self._client() as client:
-                answer = client.get(f"{self.url}/{where}", params=params)
+                answer = client.request(method, f"{self.url}/{where}", **more)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise NotRead(f"{self.url}: {error}") from error
         return _content(self.url, answer)
+
+    def pieces(self, *path: str) -> Iterator[bytes]:
+        """The bytes at a path, as they come. Raises NotRead."""
+        where = "/".join(quote(part, safe="") for part in path)
+        try:
+            with self._client() as client, client.stream("GET", f"{self.url}/{where}") as answer:
+                if not answer.is_success:
+                    answer.read()
+                    _content(self.url, answer)
+                yield from answer.iter_bytes()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise NotRead(f"{self.url}: {error}") from error
 
     def events(self, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """The dashboard's figures, once a second, until the gateway ends them. Raises NotRead."""

@@ -12,7 +12,7 @@ from sluice.operate.gateway_client import GatewayClient, NotRead
 from sluice.terminal import JsonOption, console, echo_json, stop, table
 
 _PAGE: Final = "1000"
-_VARIABLE: Final = "SLUICE_API_KEY"
+VARIABLE: Final = "SLUICE_API_KEY"
 
 
 def me(
@@ -20,16 +20,16 @@ def me(
     key: Annotated[
         str | None,
         typer.Option(
-            help=f"Your key, which users of this machine can see here; rather set ${_VARIABLE}.",
+            help=f"Your key, which users of this machine can see here; rather set ${VARIABLE}.",
             show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Your own key at a gateway: its models, limits, use and refusals."""
-    own = key or os.environ.get(_VARIABLE, "")
+    own = key or os.environ.get(VARIABLE, "")
     if not own:
-        stop(f"no key: set ${_VARIABLE} to the key that your requests are sent with", 2)
+        stop(f"no key: set ${VARIABLE} to the key that your requests are sent with", 2)
     client = GatewayClient(url, own, None)
     try:
         found = client.get("v1", "sluice", "me", params={"limit": _PAGE})

@@ -1,7 +1,9 @@
 """Files and batches over real sockets, with the official client; no engine answers here."""
 
+import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +14,12 @@ import openai
 import pytest
 
 from bench.common.fleet import MODEL, Fleet
+from gateway.batches.batch_store import BatchStore
+from gateway.batches.contents import Contents
+from gateway.records.batch import Batch, Part
+from gateway.store.backends import open_documents
 from tests.asking import bearer, entitlement, until
+from tests.running import sluice
 
 MAX_FILE_BYTES = 64 << 20
 
@@ -39,7 +46,7 @@ def fleet(folder: Path) -> Iterator[Fleet]:
     config = {
         "state": {"url": f"sqlite:///{folder.parent}/sluice.db"},
         "batches": batches,
-        "entitlements": [entitlement(name) for name in ("a", "b", "c", "d", "e")],
+        "entitlements": [entitlement(name) for name in "abcdef"],
     }
     with Fleet(short=1, long=0, config=config) as made:
         made.kill_engine(made.engines[0])  # batches wait
@@ -277,3 +284,75 @@ def test_without_the_section_the_routes_say_how_to_turn_them_on() -> None:
             answer = httpx.get(off.url + path, headers=bearer("sk-any"), trust_env=False)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "batches_off")
             assert "batches.url" in answer.json()["error"]["message"]
+
+
+def test_the_command_submits_lists_cancels_and_tells_of_bad_lines(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    own = {"SLUICE_API_KEY": "sk-f", "SLUICE_URL": fleet.url}
+    file = tmp_path / "requests.jsonl"
+    file.write_text(line(1) + line(2))
+    made = sluice("batch", "submit", file, "--window", "6h", "--accept-late", "--json", **own)
+    assert made.exit_code == 0, made.output
+    batch = json.loads(made.stdout)
+    assert (batch["endpoint"], batch["request_counts"]["total"]) == ("/v1/chat/completions", 2)
+    assert batch["completion_window"] == "6h"
+    listed = sluice("batch", "list", **own)
+    assert batch["id"] in listed.stdout
+    early = sluice("batch", "fetch", batch["id"], **own)
+    assert (early.exit_code, "sluice batch watch" in early.output) == (1, True)
+    assert sluice("batch", "cancel", batch["id"], **own).exit_code == 0
+    file.write_text(line(1) + "oops\n")
+    bad = sluice("batch", "submit", file, **own)
+    assert bad.exit_code == 1
+    assert "line 2: The line is not a JSON object." in bad.stdout
+    file.write_text("oops\n")
+    assert sluice("batch", "submit", file, **own).exit_code == 2
+    own["SLUICE_API_KEY"] = "sk-nobody"
+    assert sluice("batch", "list", **own).exit_code == 2
+
+
+def test_the_command_fetches_what_a_batch_wrote(fleet: Fleet, folder: Path, tmp_path: Path) -> None:
+    """A batch that has ended, as a runner leaves it."""
+    part = Part(epoch=1, number=1, lines=2, bytes=8, error_lines=1, error_bytes=3)
+    ended = Batch(
+        id=f"batch_{7:032x}",
+        tenant="tenant-f",
+        entitlement="f",
+        endpoint="/v1/chat/completions",
+        model=MODEL,
+        input_file="",
+        completion_window="1h",
+        window_s=3600,
+        status="completed",
+        created_unix_s=int(time.time()),
+        expires_unix_s=int(time.time()) + 3600,
+        total=3,
+        completed=2,
+        failed=1,
+        parts=(part,),
+    )
+
+    async def leave() -> None:
+        url = f"sqlite:///{folder.parent}/sluice.db"
+        store = BatchStore(open_documents(url), Contents(f"file://{folder}"))
+        await store.contents.write(ended.part_name(part, "out"), b"one\ntwo\n")
+        await store.contents.write(ended.part_name(part, "err"), b"no\n")
+        for output in ended.outputs(now_unix_s=ended.created_unix_s):
+            await store.put(output, 0)
+        await store.put(ended, 0)
+        await store.close()
+
+    asyncio.run(leave())
+    own = {"SLUICE_API_KEY": "sk-f", "SLUICE_URL": fleet.url}
+    watched = sluice("batch", "watch", ended.id, **own)
+    assert (watched.exit_code, "2 answered, 1 failed of 3" in watched.stdout) == (0, True)
+    out, err = tmp_path / "out.jsonl", tmp_path / "err.jsonl"
+    fetched = sluice("batch", "fetch", ended.id, "-o", out, "--errors", err, "--json", **own)
+    assert json.loads(fetched.stdout) == {"output": str(out), "error": str(err)}
+    assert (out.read_text(), err.read_text()) == ("one\ntwo\n", "no\n")
+    with client_of(fleet, "f") as client:
+        found = client.batches.retrieve(ended.id)
+        assert found.output_file_id is not None
+        assert client.files.retrieve(found.output_file_id).purpose == "batch_output"
+        assert client.files.content(found.output_file_id).text == "one\ntwo\n"
