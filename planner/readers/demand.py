@@ -43,6 +43,8 @@ class Demanded(NamedTuple):
     served: bool
     limited: bool = False
     """Whether its entitlement's own limits refused an attempt at it."""
+    transfer_s: float = nan
+    """Of a prompt that another engine computed: until the first token of the one that answered."""
 
     @property
     def measured(self) -> bool:
@@ -187,6 +189,7 @@ def _attempt(
         cut=nan if compression.cut is None else float(compression.cut),
         served=served,
         limited=outcome == "refused" and record.get("reason") in OWN_LIMITS,
+        transfer_s=_optional(record, "prefill.transfer_s"),
     )
     if served and not request.measured:
         return None

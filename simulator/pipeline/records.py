@@ -74,6 +74,12 @@ class PipelineOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Requests in the compression window that could not be cut."""
     covered: float | None
     """Share of prefills within their predicted quantile; None without predictions."""
+    sent_s: Floats
+    """When it was sent to the engine that answered, or was to."""
+    prefilled_s: Floats
+    """When another engine had computed its prompt; NaN if none did."""
+    lost_in: Ints
+    """The pool, or side of one, in which it was not served to its end; -1 for none."""
 
 
 def with_tenants(

@@ -123,10 +123,14 @@ class _Run:
         """The results of all requests."""
         schedulers = [pool.scheduler for pool in self.served.fleet.pools]
         covered = [s.coverage for s in schedulers if s.coverage is not None]
+        columns = self.serving.columns
         return PipelineOutcome(
-            fleet=self.serving.columns.outcome(self.serving.engines.preemptions),
+            fleet=columns.outcome(self.serving.engines.preemptions),
             entitlement=self.requests.entitlement,
-            reasons=self.serving.columns.reasons,
+            reasons=columns.reasons,
             uncut=self.intake.uncut,
             covered=min(covered) if covered else None,
+            sent_s=np.frombuffer(columns.sent_s),
+            prefilled_s=np.frombuffer(columns.prefilled_s),
+            lost_in=np.frombuffer(columns.lost_in, dtype=np.int64),
         )

@@ -49,10 +49,12 @@ class Columns:
     def __init__(self, requests: TenantTraffic) -> None:
         n = len(requests)
         self._requests = requests
-        self.sent_s, self.start_s, self.first_s, self.end_s = (
-            array("d", [nan]) * n for _ in range(4)
+        self.sent_s, self.start_s, self.first_s, self.end_s, self.prefilled_s = (
+            array("d", [nan]) * n for _ in range(5)
         )
-        self.planned, self.pool, self.worker = (array("q", [-1]) * n for _ in range(3))
+        self.planned, self.pool, self.worker, self.lost_in = (
+            array("q", [-1]) * n for _ in range(4)
+        )
         self.prompts: list[int] = requests.traffic.prompt_tokens.tolist()
         """As sent."""
         self.outputs: list[int] = requests.traffic.output_tokens.tolist()
@@ -241,6 +243,7 @@ class Serving:
         """End a request that is not served to its end; what it reserved is refunded."""
         index = flight.index
         self.columns.reasons[index] = reason
+        self.columns.lost_in[index] = flight.place
         self._drop_kv(flight, now_s)
         if flight.answered:
             self.columns.end_s[index] = now_s
@@ -278,7 +281,7 @@ class Serving:
 
     def _prefilled(self, flight: Flight, at_s: float) -> None:
         """A prompt is computed, and held where it was: bind the request to decode."""
-        flight.prefilled_s = at_s
+        flight.prefilled_s = self.columns.prefilled_s[flight.index] = at_s
         flight.kv_at, flight.kv_s = flight.where, at_s + KV_LEASE_S
         self._set_timer(flight.kv_s, "kv", flight)
         self._off_worker(flight)

@@ -41,7 +41,8 @@ class DemoFleet:
         self.config.write_text(text, "utf-8")
         self._plain_config = folder / "unmanaged.yaml"
         self._plain_config.write_text(unmanaged(plain, self.short), "utf-8")
-        for pool, name in (("short", "demo-replica"), ("long", "demo-ranks")):
+        measured = {"short": "demo-replica", "apart": "demo-replica", "long": "demo-ranks"}
+        for pool, name in measured.items():
             (folder / f"{pool}.json").write_bytes(_profile(PROFILES[name], speed))
         self.log = folder / "processes.log"
         """Standard error of all."""

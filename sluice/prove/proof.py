@@ -16,7 +16,7 @@ from gateway.settings.config import digest_of
 from gateway.settings.tenants import EntitlementConfig
 from planner.errors import PlanError
 from sluice.prove.processes import Progress, run_all
-from sluice.prove.trial import Engines, Sample, Trial, read_engines, sampled
+from sluice.prove.trial import Engines, Sample, Trial, read_engines, sampled, states_transfer
 from sluice.prove.verdict import (
     Change,
     Finding,
@@ -139,9 +139,7 @@ def _served(config: Config, model: str) -> str:
 
 def _unmodelled(model: ModelConfig) -> str:
     """What of a model is not simulated, so that no figure of it would be true."""
-    for name, pool in model.pools.items():
-        if pool.prefill is not None:
-            return f"pool {name} is in phases, which are not proved"
+    for name, pool in model.all_pools.items():
         if not pool.worker_count:
             return f"the engines of pool {name} are not listed in the file"
     return ""
@@ -159,7 +157,7 @@ def _findings(
         unknown = untimed or _unmodelled(model) or "the log has no request for it"
         if engines is None:
             unknown = "the engines' speed is not known: give --profile"
-        pools = {name: [run.pools[name] for run in runs] for name in model.pools}
+        pools = {name: [run.pools[name] for run in runs] for name in model.all_pools}
         doubts: list[str] = []
         if runs and recorded is not None and engines is not None:
             doubts = list(_doubts(model, recorded, engines, runs))
@@ -178,7 +176,7 @@ def _findings(
                 subject = judge(subject, promise, counts, limits=limits, pools=pools)
             own = [f"it expires at {entitlement.expires_at}"] * bool(entitlement.expires_at)
             yield withheld(subject, [*doubts, *own])
-        for name in model.pools:
+        for name in model.all_pools:
             subject = _cannot_tell("pool", name, unknown, model.name)
             if runs:
                 subject = judge(subject, "served", pools[name], pools={})
@@ -201,8 +199,9 @@ def _doubts(
     model: ModelConfig, recorded: RecordedTraffic, engines: Engines, runs: Sequence[Tally]
 ) -> Iterator[str]:
     """Why the figures of a model prove nothing."""
-    for name, pool in model.pools.items():
-        node, longest = engines.node(name), min(int(recorded.prompts.max()), pool.max_model_len)
+    for name, pool in model.all_pools.items():
+        window = model.pools[name.removesuffix("/prefill")].max_model_len
+        node, longest = engines.node(name), min(int(recorded.prompts.max()), window)
         if node.verified is False:
             yield f"the profile of {name} is not verified"
         if node.measured is not None:
@@ -215,6 +214,9 @@ def _doubts(
     boundary_mode = model.boundary.mode or model.mode
     if model.boundary.auto and boundary_mode == "enforce" and model.boundaries:
         yield "its boundaries move by themselves (boundary.auto), simulated ones stay"
+    phased = len(model.all_pools) > len(model.pools)
+    if phased and recorded.kv_tokens_per_s is None and not states_transfer(model):
+        yield "neither the file nor the log says how fast KV is handed over (transfer)"
     if sum(run.guessed for run in runs) > GUESSED * sum(run.window for run in runs):
         yield "compression is on, and the log does not say which share of such prompts can be cut"
     if recorded.left_out > LEFT_OUT * len(recorded.at_s):

@@ -40,7 +40,10 @@ _UNIT: Final = {"queue_full": "refused by a full queue", "queue_timeout": "too l
 
 
 class Engines(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured engines: of each pool, or one for all under the name ""."""
+    """Measured engines: of each pool, or one for all under the name "".
+
+    Engines that compute prompts alone (POOL/prefill) are the pool's, unless they have their own.
+    """
 
     nodes: Mapping[str, NodeProfile]
     models: Mapping[str, EngineProfile]
@@ -48,10 +51,19 @@ class Engines(msgspec.Struct, frozen=True, kw_only=True):
 
     def node(self, pool: str) -> NodeProfile:
         """The profile of a pool; raises PlanError without one."""
-        found = self.nodes.get(pool) or self.nodes.get("")
-        if found is None:
-            raise PlanError(f"no profile of pool {pool}", f"write {pool}.json beside the others")
-        return found
+        for name in _names(pool):
+            if name in self.nodes:
+                return self.nodes[name]
+        raise PlanError(f"no profile of pool {pool}", f"write {pool}.json beside the others")
+
+    def model(self, pool: str) -> EngineProfile | None:
+        """The engine model of the same profile, if it has one."""
+        return next((self.models[name] for name in _names(pool) if name in self.models), None)
+
+
+def _names(pool: str) -> tuple[str, ...]:
+    """Under which names a pool's profile may be, best first."""
+    return pool, pool.removesuffix("/prefill"), ""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,13 +88,18 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_engines(path: Path) -> Engines:
-    """A profile of `sluice calibrate`, or a folder with one for each pool (POOL.json)."""
-    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    """A profile of `sluice calibrate`, or a folder with one for each pool (POOL.json).
+
+    Raises PlanError for a folder without profiles, or a bad one.
+    """
+    files = [path]
+    if path.is_dir():
+        files = sorted([*path.glob("*.json"), *path.glob("*/prefill.json")])
     if not files:
         raise PlanError(f"{path} has no profile", "write POOL.json there for each pool")
     nodes, models = {}, {}
     for file in files:
-        name = file.stem if path.is_dir() else ""
+        name = file.relative_to(path).with_suffix("").as_posix() if path.is_dir() else ""
         try:
             document = msgspec.json.decode(file.read_bytes())
             nodes[name] = profile_from_json(document, origin=str(file))
@@ -131,7 +148,7 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
     sample, recorded = trial.sample, trial.sample.recorded
     config = load(trial.file)
     (model,) = (one for one in config.models if one.name == trial.model)
-    gateway = _gateway(config, model, trial.engines, recorded.compressible or 0.0)
+    gateway = _gateway(config, model, trial.engines, recorded)
     traffic = Traffic(
         arrival_s=recorded.at_s, prompt_tokens=recorded.prompts, output_tokens=recorded.answers
     )
@@ -158,13 +175,24 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
     )
 
 
-def _gateway(config: Config, model: ModelConfig, engines: Engines, p_c: float) -> Gateway:
+def states_transfer(model: ModelConfig) -> bool:
+    """Whether the file says how fast KV is handed over, where it is."""
+    links = [pool.transfer for pool in model.pools.values() if pool.transfer is not None]
+    return model.kv_bytes_per_token is not None and all(link.bytes_per_second for link in links)
+
+
+def _gateway(
+    config: Config, model: ModelConfig, engines: Engines, recorded: RecordedTraffic
+) -> Gateway:
     """The gateway with the measured engines, as large as the file says."""
-    first = engines.node(next(iter(model.pools)))
+    first, p_c = engines.node(next(iter(model.pools))), recorded.compressible or 0.0
     gateway = gateway_of(config, model, first, counting="paged", compressible=p_c)
+    speed = recorded.kv_tokens_per_s
+    if speed is not None and not states_transfer(model):
+        gateway = msgspec.structs.replace(gateway, kv_tokens_per_s=speed)
     profiles = []
-    for base, (name, pool) in zip(gateway.profiles, model.pools.items(), strict=True):
-        engine = engines.models.get(name) or engines.models.get("")
+    for base, (name, pool) in zip(gateway.profiles, model.all_pools.items(), strict=True):
+        engine = engines.model(name)
         engine = engine or engine_of(engines.node(name), base.max_model_len, "paged")
         sizes = {name: getattr(base, name) for name in ("max_model_len", "max_num_seqs")}
         if pool.kv_cache_gib is not None:
@@ -228,31 +256,52 @@ def _pools(
     late: NDArray[np.bool_],
     per_s: float,
 ) -> dict[str, Counts]:
+    """Of each pool, and of the engines that compute its prompts, where those are others.
+
+    Those are measured in engines, not in slots: one prompt at a time keeps an engine busy.
+    """
     fleet, weights, recorded = outcome.fleet, sample.weights, sample.recorded
+    model = gateway.served.fleet
     bounds = [pool.boundary_tokens or 0 for pool in gateway.served.routing.pools[:-1]]
     totals = recorded.prompts + recorded.answers
     home = np.where(fleet.planned >= 0, fleet.planned, np.searchsorted(bounds, totals))
-    home = np.where(fleet.pool >= 0, fleet.pool, home)
+    routes = np.array([model.route_of(p) for p in range(len(model.pools))])
+    home = np.where(fleet.pool >= 0, routes[fleet.pool], home)
+    apart = outcome.prefilled_s > fleet.start_s  # else its start is that of the answer's engine
+    answering_s = fleet.end_s - np.where(apart, outcome.sent_s, fleet.start_s)
     tallies = {}
-    for p, pool in enumerate(gateway.served.fleet.pools):
-        sent = late & (home == p) & (fleet.planned >= 0)
+    for p, pool in enumerate(model.pools):
+        wanted = late & (home == routes[p])
+        sent, service_s = wanted & (fleet.planned >= 0), answering_s
         served = sent & (reasons == "")
+        if p != routes[p]:
+            sent &= apart | (outcome.lost_in == p)
+            service_s = np.where(apart, _prompt_s(gateway.profiles[p], fleet.prompt_tokens), 0.0)
+        elif p in model.phases:
+            sent &= outcome.lost_in != model.phases[p].prefill
         lost: dict[str, float] = {}
         for reason in _POOL_LOSSES:
             _count(lost, _UNIT.get(reason, reason), weights, sent & (reasons == reason))
-        service_s = (fleet.end_s - fleet.start_s)[served].mean() if served.any() else nan
-        wanted = late & (home == p)
+        mean_s = service_s[served].mean() if served.any() else nan
         engines = sum(len(engine.ranks) for engine in pool.engines)
         tallies[pool.name] = Counts(
             requests=float(weights[sent].sum()),
             simulated=int(sent.sum()),
             lost=lost,
             per_s=float(weights[sent].sum()) * per_s,
-            slots=engines * gateway.profiles[p].max_num_seqs,
-            expected=float(weights[wanted].sum() * per_s * service_s),
-            peak=float(_peak_per_s(recorded.at_s[wanted]) * service_s),
+            slots=engines * (gateway.profiles[p].max_num_seqs if p == routes[p] else 1),
+            unit="slots" if p == routes[p] else "engines",
+            expected=float(weights[wanted].sum() * per_s * mean_s),
+            peak=float(_peak_per_s(recorded.at_s[wanted]) * mean_s),
         )
     return tallies
+
+
+def _prompt_s(engine: EngineProfile, tokens: Ints) -> Floats:
+    """How long prompts keep an engine busy that computes them in full iterations, nothing else."""
+    budget, per_kv = engine.max_num_batched_tokens, engine.h_s_per_token
+    pairs = (engine.attention_s_per_pair + per_kv / budget) * tokens**2 / 2
+    return tokens * (engine.prefill_s_per_token + engine.w_s / budget) + pairs
 
 
 def _peak_per_s(at_s: Floats) -> float:

@@ -48,11 +48,12 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of all its requests that are not served, promised or not."""
     ttft_p99_s: float = nan
     slots: int = 0
-    """Of a pool."""
+    """Of a pool; of one that computes prompts alone, its engines."""
+    unit: str = "slots"
     expected: float = nan
-    """Slots that the demand needs on average; NaN if nothing was served."""
+    """What of them the demand needs on average; NaN if nothing was served."""
     peak: float = nan
-    """Slots that it needs in its busiest five minutes."""
+    """What it needs in its busiest five minutes."""
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,14 +116,15 @@ def judge(
         lost.update({own: excess})
     cause, count = lost.most_common(1)[0]
     pool = cause.removeprefix(LATE)
+    if pool in pools:
+        pool = _tightest({name: pools[name] for name in (pool, f"{pool}/prefill") if name in pools})
     why = f"; {_slots(runs)}" if slots else ""
     if pool in pools:
         why = f"; because {pool} has {_slots(pools[pool])}"
     elif count and kept.low < PROMISED:
         if pools and cause != own:
-            use = {name: each[0].peak / each[0].slots for name, each in pools.items()}
-            tightest = max(use, key=lambda name: -1.0 if isnan(use[name]) else use[name])
-            why = f"; {tightest} has {_slots(pools[tightest])}"
+            pool = _tightest(pools)
+            why = f"; {pool} has {_slots(pools[pool])}"
         why = f"; because {count:,.0f} were {cause}{why}"
     before = _over_seeds([run.limited_before for run in runs]).value
     less = f" (less {before:,.0f} that its limits refuse already)" if before >= 1 else ""
@@ -255,9 +257,17 @@ def _over_seeds(values: Sequence[float]) -> Interval:
     return Interval(value=mean, low=mean - half, high=mean + half)
 
 
+def _tightest(pools: Mapping[str, Sequence[Counts]]) -> str:
+    """The pool of whose slots most are needed."""
+    use = {name: each[0].peak / each[0].slots for name, each in pools.items()}
+    return max(use, key=lambda name: -1.0 if isnan(use[name]) else use[name])
+
+
 def _slots(runs: Sequence[Counts]) -> str:
     peak = _over_seeds([run.peak for run in runs]).value
-    return f"{runs[0].slots} slots for {peak:.3g} expected in its busiest 5 minutes"
+    slots, unit = runs[0].slots, runs[0].unit
+    unit = unit.removesuffix("s") if slots == 1 else unit
+    return f"{slots} {unit} for {peak:.3g} expected in its busiest 5 minutes"
 
 
 def words_of(kept: Interval) -> str:

@@ -38,6 +38,8 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """p_c: share of the prompts in a compression window that were cut; None if no record tells."""
     cut_tokens: tuple[float, float] = (inf, -inf)
     """Shortest and longest totals for which `compressible` is known."""
+    kv_tokens_per_s: float | None = None
+    """How fast prompts' KV went to the engines that answered; None if no record tells."""
     left_out: int = 0
     """Requests without lengths or times."""
 
@@ -94,6 +96,7 @@ def read_recorded(
     entitlements = tuple(r.entitlement for r in rows)
     cut = [r.cut for r in rows if isfinite(r.cut)]
     window = [r.prompt + r.answer for r in rows if isfinite(r.cut)]
+    handed = [r for r in rows if r.transfer_s > 0]
     return RecordedTraffic(
         at_s=at_s - at_s[0],
         prompts=_tokens([r.prompt for r in rows]),
@@ -106,6 +109,9 @@ def read_recorded(
         limited=np.array([r.limited for r in rows]),
         compressible=sum(cut) / len(cut) if cut else None,
         cut_tokens=(min(window, default=inf), max(window, default=-inf)),
+        kv_tokens_per_s=sum(r.prompt for r in handed) / sum(r.transfer_s for r in handed)
+        if handed
+        else None,
         left_out=len(demand.requests) - len(timed),
     )
 

@@ -307,3 +307,74 @@ def test_the_demo_with_half_an_entitlement_breaks_for_that_tenant(tmp_path: Path
     result = run(tmp_path, halved, flood)
     assert result.exit_code == 1
     assert "demo-guaranteed breaks" in words_of(result)
+
+
+PHASES = """\
+version: 1
+models:
+  - name: m
+    kv_bytes_per_token: 131072
+    pools:
+      all:
+        max_model_len: 16384
+        prefill: {max_num_seqs: 4, workers: ["http://127.0.0.1:1", "http://127.0.0.1:2"]}
+        decode: {max_num_seqs: 16, workers: ["http://127.0.0.1:3"]}
+        transfer: {kind: vllm, bytes_per_second: 20e9}
+entitlements:
+  - {name: deep, tenant: b, model: m, concurrency: 16, slo_target_ms: 1000}
+"""
+APART = requests(8, (3000, 8000), entitlement="deep", model="m")
+SIDES = {
+    "prefill engines too few": (', "http://127.0.0.1:2"]', "]", "pool all/prefill"),
+    "decode slots too few": ("max_num_seqs: 16", "max_num_seqs: 2", "pool all"),
+}
+
+
+@pytest.mark.parametrize("change", SIDES)
+def test_a_pool_in_phases_gets_a_verdict_for_each_side(change: str, tmp_path: Path) -> None:
+    slow = msgspec.structs.replace(NODE, prefill_s_per_token=2e-5)
+    good = findings(run(tmp_path, PHASES, APART, "--json", profile=slow))
+    assert list(good) == ["entitlement deep", "pool all", "pool all/prefill"]
+    assert {one["verdict"] for one in good.values()} == {"holds"}
+    before, after, subject = SIDES[change]
+    found = findings(run(tmp_path, PHASES.replace(before, after), APART, "--json", profile=slow))
+    assert {name: found[name]["verdict"] for name in good} == {
+        name: "breaks" if name in {subject, "entitlement deep"} else "holds" for name in good
+    }
+    assert f"{subject.removeprefix('pool ')} has" in found["entitlement deep"]["reason"]
+
+
+def test_a_link_is_as_fast_as_the_file_says_or_else_the_log(tmp_path: Path) -> None:
+    silent = PHASES.replace("bytes_per_second: 20e9", "skip_below_tokens: 0")
+    unknown = run(tmp_path, silent, APART)
+    assert unknown.exit_code == 3
+    assert "how fast KV is handed over" in words_of(unknown)
+    for seconds_per_token, verdict in ((1e-5, "holds"), (4e-4, "breaks")):
+        log = [each | {"transfer_s": seconds_per_token * each["prompt_tokens"]} for each in APART]
+        found = findings(run(tmp_path, silent, log, "--json"))
+        assert found["entitlement deep"]["verdict"] == verdict
+
+
+def test_each_side_may_have_a_profile_of_its_own(tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles"
+    (profiles / "all").mkdir(parents=True)
+    slow = msgspec.structs.replace(NODE, prefill_s_per_token=1e-3)
+    for name, node in (("all", slow), ("all/prefill", NODE)):
+        (profiles / f"{name}.json").write_bytes(msgspec.json.encode(node))
+    apart = run(tmp_path, PHASES, APART, "--json", "--profile", str(profiles), profile=None)
+    assert findings(apart)["entitlement deep"]["verdict"] == "holds"
+    (profiles / "all" / "prefill.json").unlink()
+    alike = run(tmp_path, PHASES, APART, "--json", "--profile", str(profiles), profile=None)
+    assert findings(alike)["entitlement deep"]["verdict"] == "breaks"
+
+
+def test_ranks_are_workers_behind_one_barrier(tmp_path: Path) -> None:
+    ranked = FILE.replace(
+        'workers: ["http://127.0.0.1:1", "http://127.0.0.1:2"]',
+        'workers: [{url: "http://127.0.0.1:1", ranks: 2}]\n        scheduling: {policy: bfio}',
+    )
+    found = findings(run(tmp_path, ranked, GOLD + DEEP, "--json"))
+    assert {one["verdict"] for one in found.values()} == {"holds"}
+    assert "8 slots" in found["pool short"]["reason"]
+    fewer = findings(run(tmp_path, ranked.replace("max_num_seqs: 4", "max_num_seqs: 1"), GOLD + DEEP, "--json"))
+    assert fewer["entitlement gold"]["verdict"] == "breaks"
