@@ -1,5 +1,5 @@
 # The gateway, and the mock engines: one image with the wheel and what it needs at run time,
-# the client for Redis, the exporter for OpenTelemetry and PyJWT included.
+# the clients for Redis and S3, the exporter for OpenTelemetry and PyJWT included.
 #
 #   docker build -t sluice .
 #   docker run -p 8080:8080 -v ./sluice.yaml:/etc/sluice/sluice.yaml:ro sluice

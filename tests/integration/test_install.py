@@ -28,7 +28,10 @@ models:
       short: {{max_model_len: 8192, max_num_seqs: 8, workers: ["http://127.0.0.1:1"]}}
       long: {{max_model_len: 65536, max_num_seqs: 8, workers: ["http://127.0.0.1:2"]}}
 """
-EXTRAS = ("", "redis", "exact", "jwt", "k8s", "kv-events", "otel", "plan", "train", "bench")
+EXTRAS = (
+    *("", "redis", "batches", "s3", "exact", "jwt", "k8s", "kv-events", "otel", "plan", "train"),
+    "bench",
+)
 
 
 class Environment:
@@ -168,6 +171,31 @@ def exports_telemetry(environment: Environment) -> None:
     environment.sluice("check", "-c", str(file))
 
 
+def keeps_files(environment: Environment) -> None:
+    """In a directory: what is written is read."""
+    file = Path(configuration(environment))
+    file.write_text(file.read_text() + "batches: { url: file:///tmp/any }\n", encoding="utf-8")
+    environment.sluice("check", "-c", str(file))
+    environment.python(
+        "import asyncio\nfrom gateway.batches.contents import Contents\n"
+        "async def main():\n"
+        "    contents = Contents(f'file://{__import__(\"os\").getcwd()}/files')\n"
+        "    await contents.write('a', b'one')\n"
+        "    assert await contents.read('a') == b'one'\n"
+        "asyncio.run(main())"
+    )
+
+
+def keeps_files_in_a_bucket(environment: Environment) -> None:
+    keeps_files(environment)
+    file = Path(configuration(environment))
+    file.write_text(file.read_text() + "batches: { url: s3://bucket }\n", encoding="utf-8")
+    environment.sluice("check", "-c", str(file))
+    environment.python(
+        "from gateway.batches.contents import Contents; Contents('s3://bucket').close()"
+    )
+
+
 def trusts_tokens(environment: Environment) -> None:
     (environment.folder / "jwks.json").write_text('{"keys": []}')
     file = Path(configuration(environment))
@@ -228,6 +256,8 @@ def plots(environment: Environment) -> None:
 USES = {
     "": serves_and_compresses,
     "redis": speaks_to_redis,
+    "batches": keeps_files,
+    "s3": keeps_files_in_a_bucket,
     "exact": counts_tokens,
     "jwt": trusts_tokens,
     "k8s": reconciles_objects,
