@@ -22,7 +22,7 @@ from gateway.scheduling.scheduler import Points
 
 MAX_PLACED: Final = 65_536
 """Points with a block at one worker; the oldest are forgotten first."""
-KEPT: Final = 1_024
+KEPT: Final = 2_048
 """Prompts of one worker of which events may tell: more than wait for it and run there."""
 
 Block = int | bytes
