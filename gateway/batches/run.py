@@ -39,6 +39,7 @@ from gateway.batches.items import (
 from gateway.batches.pace import Pace
 from gateway.errors import Refusal, StateFailure
 from gateway.metrics import Metrics
+from gateway.payload.head import lines_of
 from gateway.pipeline.pipeline import Pipeline
 from gateway.ports import Changed, Lines
 from gateway.records.batch import ENDED, Batch, BatchItem, Part, Promise, Status, StoredFile
@@ -67,7 +68,6 @@ _MOST_PAUSE_S: Final = 1.0
 _AGAIN_S: Final = 1.0
 _NOTED_TURNS: Final = 100
 _FORECAST_S: Final = 60.0
-_WHOLE: Final = 1 << 40
 
 _log = logging.getLogger("sluice.batches")
 _encode: Final = msgspec.json.Encoder().encode
@@ -244,7 +244,10 @@ class Run:
         self._wake = asyncio.Event()
         self._slots = slots
         self._endpoint = ROUTES[batch.endpoint]
-        self._head = RequestHead(entitlement=batch.entitlement)
+        self._head = RequestHead(
+            entitlement=batch.entitlement,
+            forwarded=lines_of([(b"content-type", b"application/json")]),
+        )
         self._pace = Pace()
         self._done = Done()
         self._waiting: deque[Item] = deque()
@@ -574,7 +577,10 @@ class Run:
         if now_s < self._forecast_s:
             return
         self._forecast_s = now_s + _FORECAST_S
-        forecast = await self._around.forecast(self.batch)
+        try:
+            forecast = await self._around.forecast(self.batch)
+        except StateFailure:
+            return  # the next one will do
         await self._insist(self.stored.change, lambda batch: replace(batch, forecast=forecast))
 
     async def _post_left(self) -> None:
@@ -601,7 +607,8 @@ class Run:
         await self._insist(self.stored.change, ended)
         _count_promise(self._around.metrics, self.batch, now_unix_s)
         if self.batch.status == "completed":
-            await self._around.learn(self.batch)
+            with contextlib.suppress(StateFailure):
+                await self._around.learn(self.batch)
 
     async def _expire_rest(self) -> None:
         self._offset = self._line = 0
@@ -621,7 +628,7 @@ class Run:
         found = await self._around.store.get(StoredFile, file.id)
         await self._around.store.put(file, 0 if found is None else found[1])
 
-    async def _read(self, name: str, start: int = 0, end: int = _WHOLE) -> bytes:
+    async def _read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         return await self._around.store.contents.read(name, start, end)
 
 
@@ -665,7 +672,7 @@ async def post(around: Around, stored: Stored, part: Part, lines: list[bytes] | 
     try:
         if lines is None:
             name = batch.part_name(part, "use")
-            lines = (await around.store.contents.read(name, 0, _WHOLE)).splitlines()
+            lines = (await around.store.contents.read(name)).splitlines()
         if around.export is not None:
             await around.export.post(f"{batch.id}/{part.epoch}-{part.number}", lines)
     except (OSError, StateFailure) as error:

@@ -55,6 +55,11 @@ class _Share:
     leftovers: Leftovers
     runs: list[Run]
 
+    @property
+    def running(self) -> int:
+        """Items in flight."""
+        return sum(len(run.running) for run in self.runs)
+
 
 class Runner:
     """Runs batches. One instance serves a process."""
@@ -111,13 +116,23 @@ class Runner:
                 running[0].note(record, item)
 
     def running(self, model: str) -> int:
-        """Items in flight of the batches that name a model so."""
-        share = self._shares.get(model)
-        return 0 if share is None else sum(len(run.running) for run in share.runs)
+        """Items in flight here for a model, under any of its names."""
+        shares = [
+            share
+            for name, share in self._shares.items()
+            if any(served.name == model for served in self._served(name))
+        ]
+        return sum(share.running for share in shares)
 
-    def counts(self) -> dict[str, tuple[int, int]]:
-        """(batches that run here, their items in flight) by model."""
-        return {n: (len(share.runs), self.running(n)) for n, share in self._shares.items()}
+    def counts(self) -> list[tuple[str, int, int]]:
+        """(model as batches name it, batches that run here, items in flight)."""
+        return [(name, len(share.runs), share.running) for name, share in self._shares.items()]
+
+    def open(self) -> list[Batch]:
+        """All tenants' open batches, those promised soonest first, as they were read last."""
+        here = [run.batch for run, _ in self._runs.values()]
+        there = [each.batch for each in self._seen.values() if each.batch.status not in ENDED]
+        return sorted([*here, *there], key=turn)
 
     # -- which batches
 
@@ -208,7 +223,7 @@ class Runner:
             for pool in served.fleet.routed:
                 slots += len(available(pool, now_s)) * pool.slots_per_worker
                 busy += pool.inflight + pool.total_elsewhere
-        running = self.running(run.batch.model)
+        running = share.running
         free = share.leftovers.slots(slots, max(0, busy - running), now_s) - running
         if run.urgent:
             return slots - len(run.running)

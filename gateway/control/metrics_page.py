@@ -112,6 +112,8 @@ class MetricsPage:
     tls: Callable[[], Certificates | None] = lambda: None
     token_keys: Callable[[], Iterable[tuple[str, float]]] = tuple
     cluster_age_s: Callable[[], float | None] = lambda: None
+    batches: Callable[[], Iterable[tuple[str, int, int]]] = tuple
+    """(model as batches name it, batches that run here, their items in flight)."""
 
     def collect(self) -> Iterator[Family]:
         """All families."""
@@ -209,6 +211,12 @@ class MetricsPage:
             ("issuer",),
             [((issuer,), age_s) for issuer, age_s in self.token_keys()],
         )
+        of_batches = list(self.batches())
+        for name, text, at in (
+            ("batches_running", "Batches that this replica runs.", 1),
+            ("batch_items_running", "Their items in flight.", 2),
+        ):
+            yield gauge(name, text, ("model",), [((row[0],), row[at]) for row in of_batches])
         yield from self._of_process()
 
     def _of_process(self) -> Iterator[Family]:

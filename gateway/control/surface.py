@@ -16,6 +16,7 @@ from gateway.http.wrong_keys import WrongKeys
 from gateway.metrics import Metrics
 from gateway.payload.head import read_head
 from gateway.ports import AccountView
+from gateway.records.batch import Batch
 from gateway.records.proof import Proof
 from gateway.records.request import Principal, RequestHead
 from gateway.replicas.calls import ReplicaCalls
@@ -67,6 +68,8 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """Alias -> the models that it is split over."""
     metrics: Metrics
     page: MetricsPage
+    batches: Callable[[], Sequence[Batch]] = tuple
+    """The open ones of all tenants, those promised soonest first."""
     ring: DecisionRing
     """The newest decisions of this replica."""
     registry: EntitlementAdmin

@@ -27,6 +27,7 @@ from gateway.fleet import members
 from gateway.fleet.engine_metrics import EngineSample
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import AccountView
+from gateway.records.batch import Batch
 from gateway.records.entitlement import Entitlement, kv_limit
 from gateway.tenancy.tenant_admin import TenantAdmin
 
@@ -37,6 +38,7 @@ MAX_ROWS: Final = 2000
 MAX_KEYS: Final = 12
 """Keys of a tenant that its row names."""
 MAX_ENTITLEMENTS: Final = 12
+MAX_BATCHES: Final = 20
 
 Row = dict[str, Any]
 WorkerOrder = Literal["load", "name", "state"]
@@ -327,6 +329,7 @@ class Snapshots:
             "wrong": wrong_now(pools, workers, last, store_up=self._from.store_up()),
             "traffic": traffic,
             "proof": proof,
+            "batches": batch_rows(control.batches()),
             "pools": pools,
             "targets": target_rows(entitlements, streams),
             "models": [
@@ -391,6 +394,26 @@ class Snapshots:
                 for entitlement in terms
             ]
         return counted
+
+
+def batch_rows(batches: Sequence[Batch]) -> Row:
+    """The batches that are due first, and how many are open."""
+    rows = [
+        {
+            "id": batch.id,
+            "tenant": batch.tenant,
+            "model": batch.model,
+            "status": batch.status,
+            "done": batch.completed + batch.failed,
+            "failed": batch.failed,
+            "total": batch.total,
+            "promised_by": batch.promise and batch.promise.promised_by_unix_s,
+            "finish_p95": batch.forecast and batch.forecast.finish_p95_unix_s,
+            "message": batch.message,
+        }
+        for batch in batches[:MAX_BATCHES]
+    ]
+    return {"rows": rows, "open": len(batches)}
 
 
 def target_rows(

@@ -14,6 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from gateway.background_task import BackgroundTasks
 from gateway.control.app import control_app
 from gateway.control.batch_api import batch_router
@@ -175,10 +177,11 @@ class Gateway:
             self.export.open()
         log = None if self.log is None else self.log.append
         self.claims = Claims(config.origin.digest, self.metrics, log)
-        others = (self.export, self.tracing, self.claims)
-        records = Records(
-            self.ring, self.log, *[sink.append for sink in others if sink is not None]
-        )
+        others = [self.claims.append]
+        others += [sink.append for sink in (self.export, self.tracing) if sink is not None]
+        if config.batches is not None:
+            others.append(self._note_item)
+        records = Records(self.ring, self.log, *others)
         self.pipeline = Pipeline(
             models=self.served.by_name,
             keyring=self.pools.keyring,
@@ -201,7 +204,18 @@ class Gateway:
             wall_clock=time.time,
             currency=currency,
         )
-        self.batches = None if config.batches is None else Batches(config, self.served)
+        self.batches: Batches | None = None
+        if config.batches is not None:
+            self.batches = Batches(
+                config,
+                self.served,
+                pipeline=self.pipeline,
+                keyring=self.pools.keyring,
+                export=self.export,
+                metrics=self.metrics,
+                new_id=new_id,
+                draining=lambda: self.data_plane.draining,
+            )
         # For other proxies, which forward requests themselves.
         self.admission_service = AdmissionService(
             models=self.served.by_name,
@@ -249,7 +263,9 @@ class Gateway:
                 lambda: self.certificates,
                 lambda: () if self.pools.tokens is None else self.pools.tokens.ages(),
                 lambda: None if self.pools.cluster is None else self.pools.cluster.age_s,
+                lambda: () if self.batches is None else self.batches.runner.counts(),
             ),
+            batches=lambda: () if self.batches is None else self.batches.runner.open(),
             ring=self.ring,
             peers=self.replicas.peers,
             management_port=port,
@@ -306,6 +322,10 @@ class Gateway:
         """Whether all shared and persistent state is reachable."""
         return self.pools.up and self.replicas.up
 
+    def _note_item(self, record: msgspec.Struct) -> None:
+        if self.batches is not None:
+            self.batches.note(record)
+
     def _evict(self, lease_id: str) -> None:
         """Evict a lease, held by a request here or for another proxy."""
         self.pipeline.evict(lease_id)
@@ -331,7 +351,6 @@ class Gateway:
                 self.prober,
                 self.discovery,
                 self.reloading,
-                *(() if self.batches is None else (self.batches,)),
             ):
                 closing.push_async_callback(part.close)  # also if start is cancelled
                 await part.start()
@@ -344,6 +363,9 @@ class Gateway:
             ticking.start(self._tick(), self.snapshots.keep_history())
             if self.certificates is not None:
                 ticking.start(self.certificates.watch())
+            if self.batches is not None:  # ends first: its items need all the rest
+                closing.push_async_callback(self.batches.close)
+                await self.batches.start()
             try:
                 yield self
             finally:

@@ -396,6 +396,10 @@ MAY_BE_EMPTY = {
     "TLS connections that never began",
     "Certificate expires in",
     "Certificate files fit",
+    # Only of batches.
+    "Items of batches",
+    "Batches and items in flight",
+    "Promises of batches",
     # Pools without a scheduler that queues have no such series.
     "Waiting in the gateway",
     "Time in the gateway queue",

@@ -91,6 +91,27 @@ function drawProof(proof) {
     el("p", { class: "muted", hidden: !names.length }, `Not simulated: ${names.join(", ")}`));
 }
 
+const moment = (unix) => (unix == null ? NONE : new Date(1000 * unix).toLocaleString("en-GB"));
+function batchLine(one) {
+  const late = one.promised_by != null && (one.finish_p95 == null || one.finish_p95 > one.promised_by);
+  const promise = one.promised_by == null ? "unpromised" : `promised by ${moment(one.promised_by)}`;
+  const failed = one.failed ? `, ${count(one.failed)} failed` : "";
+  return el("li", {}, el("code", {}, one.id), ` of ${one.tenant}, ${one.model}: ${one.status} `,
+    meter(one.total ? one.done / one.total : 0, "Done"), ` ${count(one.done)} of ${count(one.total)}${failed}, ${promise}, `,
+    el("span", { class: late ? "warn" : "good" }, `expected by ${moment(one.finish_p95)}`), one.message ? el("div", { class: "warn" }, one.message) : null);
+}
+
+let batchesShown = "";
+function drawBatches(batches) {
+  byId("batches").hidden = !batches.open;
+  const told = JSON.stringify(batches);
+  if (told === batchesShown) return;
+  batchesShown = told;
+  const more = batches.open - batches.rows.length;
+  byId("batch-card").replaceChildren(el("ul", { class: "promises" }, batches.rows.map(batchLine)),
+    el("p", { class: "muted", hidden: !more }, `${count(more)} more`));
+}
+
 let wrongShown = "";
 function drawWrong(wrong, worst) {
   byId("wrong").className = `card verdict ${worst}-edge`;

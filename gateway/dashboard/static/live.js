@@ -131,6 +131,7 @@ function draw({ shared, workers: w, entitlements: e, tenants: t, decisions: d })
   drawTraffic(shared.traffic);
   drawTargets(shared.targets);
   drawProof(shared.proof);
+  drawBatches(shared.batches);
   byId("pool-cards").replaceChildren(...shared.pools.filter((pool) => pool.phase !== "prefill").map((pool) => poolCard(pool, shared.pools)));
   byId("model-cards").replaceChildren(...shared.models.map(modelCard));
   for (const id of ["tenants", "to-tenants"]) byId(id).hidden = t.total === 0;

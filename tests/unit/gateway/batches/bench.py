@@ -270,7 +270,7 @@ class Process:
 
         await self.faults.around(work)
 
-    async def read(self, name: str, start: int, end: int) -> bytes:
+    async def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         async def work() -> bytes:
             return self.world.contents[name][start:end]
 
