@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.control.admin import describe_fleet
 from gateway.fleet.engine_metrics import EngineSample, record
 from gateway.fleet.fleet import PoolState
 from gateway.fleet.model_runtime import ModelRuntime
@@ -265,6 +266,13 @@ def test_a_pool_that_idles_gets_the_requests_of_one_that_queues(
     _, move = world.served.watch.moves["short"]
     assert (move.before, move.after) == (8192, 7372)
     assert move.reason.startswith("the smaller pool queues")
+    shown = [
+        pool["boundary_move"] for pool in describe_fleet(world.served, (), world.now_s)["pools"]
+    ]
+    assert shown == [
+        {"made": False, "before": 8192, "after": 7372, "reason": move.reason, "ago_s": 0},
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
