@@ -138,13 +138,15 @@ class BatchService:
                 most_line_bytes=bounds.max_line_bytes,
                 hold=hold,
             )
-            keep_s = self.kept_s(form.fields.get("expires_after[seconds]"), "expires_after")
-            stored = msgspec.structs.replace(stored, expires_unix_s=now_s + keep_s)
             try:
+                keep_s = self.kept_s(form.fields.get("expires_after[seconds]"), "expires_after")
+                stored = msgspec.structs.replace(stored, expires_unix_s=now_s + keep_s)
                 await self.store.put(stored, 0, most=bounds.max_files)
-            except Full:
+            except (Full, BadRequest) as error:
                 await self.store.contents.delete(stored.id)
-                raise _too_many_files(bounds) from None
+                if isinstance(error, Full):
+                    raise _too_many_files(bounds) from None
+                raise
         return stored
 
     def kept_s(self, asked: str | int | None, param: str) -> int:

@@ -22,13 +22,14 @@ from gateway.http.problems import json_response
 from gateway.payload.head import read_head
 from gateway.payload.schema import undecodable
 from gateway.records.batch import ENDED, OUTPUTS, Batch, Promise, StoredFile, output_id
+from gateway.records.request import Principal
 from gateway.records.usage import NANO
 
 _RANGE: Final = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _TIMES: Final = (
     *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
 )
-_OfTenant = Callable[[Request], Awaitable[tuple[BatchService, str]]]
+_Opened = Callable[[Request], Awaitable[tuple[BatchService, Principal]]]
 """The service, and whose key a request presents. Raises Refusal."""
 _Short = Annotated[str, msgspec.Meta(max_length=512)]
 
@@ -63,30 +64,30 @@ def batch_router(control: Control, service: BatchService | None, bodies: BodyByt
     """The routes; without a service each says how to turn it on."""
     app = APIRouter()
 
-    async def tenant(request: Request) -> tuple[BatchService, str]:
+    async def opened(request: Request) -> tuple[BatchService, Principal]:
         principal = await control.principal(request)
         if service is None:
             raise NotFound(
                 "This gateway takes no files and batches: its operator can set `batches.url`.",
                 reason="batches_off",
             )
-        return service, principal.tenant
+        return service, principal
 
-    _file_routes(app, tenant, bodies)
-    _batch_routes(app, tenant, control)
+    _file_routes(app, opened, bodies)
+    _batch_routes(app, opened)
     return app
 
 
-def _file_routes(app: APIRouter, tenant: _OfTenant, bodies: BodyBytes) -> None:
+def _file_routes(app: APIRouter, opened: _Opened, bodies: BodyBytes) -> None:
     @app.post("/v1/files")
     async def upload(request: Request) -> Response:
         """Upload a file of requests: a form with the fields `purpose` (batch) and `file`."""
-        batches, owner = await tenant(request)
+        batches, principal = await opened(request)
         batches.check_length(int(request.headers.get("content-length", 0)))
-        share = Share(bodies, owner)
+        share = Share(bodies, principal.tenant)
         kind = request.headers.get("content-type", "")
         try:
-            stored = await batches.upload(owner, kind, request.stream(), share.cover)
+            stored = await batches.upload(principal.tenant, kind, request.stream(), share.cover)
         finally:
             share.give_back()
         return json_response(_file(stored))
@@ -100,30 +101,30 @@ def _file_routes(app: APIRouter, tenant: _OfTenant, bodies: BodyBytes) -> None:
         purpose: str | None = None,
     ) -> Response:
         """The tenant's files, outputs of batches included."""
-        batches, owner = await tenant(request)
+        batches, principal = await opened(request)
         shown = await batches.files(
-            owner, after, limit + 1, oldest_first=order == "asc", purpose=purpose
+            principal.tenant, after, limit + 1, oldest_first=order == "asc", purpose=purpose
         )
         return _page([_file(stored) for stored in shown], limit)
 
     @app.get("/v1/files/{name}")
     async def file(name: str, request: Request) -> Response:
         """One file."""
-        batches, owner = await tenant(request)
-        return json_response(_file((await batches.file(owner, name))[0]))
+        batches, principal = await opened(request)
+        return json_response(_file((await batches.file(principal.tenant, name))[0]))
 
     @app.delete("/v1/files/{name}")
     async def delete(name: str, request: Request) -> Response:
         """Delete a file that no unfinished batch reads."""
-        batches, owner = await tenant(request)
-        await batches.delete_file(owner, name)
+        batches, principal = await opened(request)
+        await batches.delete_file(principal.tenant, name)
         return json_response({"id": name, "object": "file", "deleted": True})
 
     @app.get("/v1/files/{name}/content")
     async def content(name: str, request: Request) -> Response:
         """The bytes of a file, or a range of them."""
-        batches, owner = await tenant(request)
-        stored, _ = await batches.file(owner, name)
+        batches, principal = await opened(request)
+        stored, _ = await batches.file(principal.tenant, name)
         asked = _range(request.headers.get("range", ""), stored.bytes)
         start, end = asked or (0, stored.bytes)
         headers = {"content-length": str(end - start), "accept-ranges": "bytes"}
@@ -137,12 +138,11 @@ def _file_routes(app: APIRouter, tenant: _OfTenant, bodies: BodyBytes) -> None:
         )
 
 
-def _batch_routes(app: APIRouter, tenant: _OfTenant, control: Control) -> None:
+def _batch_routes(app: APIRouter, opened: _Opened) -> None:
     @app.post("/v1/batches")
     async def create(request: Request) -> Response:
         """Create a batch of an uploaded file."""
-        batches, _ = await tenant(request)
-        head = read_head(request.scope["headers"])
+        batches, principal = await opened(request)
         refusal = TooLarge(f"The body is over {MAX_BODY_BYTES} bytes.")
         try:
             asked = _create(await read_within(request, MAX_BODY_BYTES, refusal))
@@ -150,7 +150,7 @@ def _batch_routes(app: APIRouter, tenant: _OfTenant, control: Control) -> None:
             raise undecodable(error) from None
         kept = asked.output_expires_after
         batch = await batches.create(
-            await control.authenticate(head),
+            principal,
             BatchRequest(
                 input_file_id=asked.input_file_id,
                 endpoint=asked.endpoint,
@@ -161,7 +161,7 @@ def _batch_routes(app: APIRouter, tenant: _OfTenant, control: Control) -> None:
                 ),
                 accept_late=asked.sluice.accept_late,
             ),
-            head.entitlement,
+            read_head(request.scope["headers"]).entitlement,
         )
         return json_response(batch_object(batch))
 
@@ -170,21 +170,21 @@ def _batch_routes(app: APIRouter, tenant: _OfTenant, control: Control) -> None:
         request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> Response:
         """The tenant's batches, newest first."""
-        batches, owner = await tenant(request)
-        page = await batches.batches(owner, after, limit + 1)
+        batches, principal = await opened(request)
+        page = await batches.batches(principal.tenant, after, limit + 1)
         return _page([batch_object(batch) for batch in page], limit)
 
     @app.get("/v1/batches/{name}")
     async def retrieve(name: str, request: Request) -> Response:
         """One batch."""
-        batches, owner = await tenant(request)
-        return json_response(batch_object((await batches.batch(owner, name))[0]))
+        batches, principal = await opened(request)
+        return json_response(batch_object((await batches.batch(principal.tenant, name))[0]))
 
     @app.post("/v1/batches/{name}/cancel")
     async def cancel(name: str, request: Request) -> Response:
         """Cancel a batch; what it has done stays."""
-        batches, owner = await tenant(request)
-        return json_response(batch_object(await batches.cancel(owner, name)))
+        batches, principal = await opened(request)
+        return json_response(batch_object(await batches.cancel(principal.tenant, name)))
 
 
 def batch_object(batch: Batch) -> dict[str, Any]:

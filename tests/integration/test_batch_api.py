@@ -213,6 +213,8 @@ def test_the_bounds_of_files_are_told_and_nothing_more_is_kept(fleet: Fleet, fol
         client.files.delete(client.files.list().data[0].id)
         with pytest.raises(openai.BadRequestError, match="purpose 'batch'"):
             client.files.create(file=b"x", purpose="vision")
+        with pytest.raises(openai.BadRequestError, match="3600 or more"):
+            upload(client, line(1), expires_after={"anchor": "created_at", "seconds": 60})
         assert len(sorted(folder.iterdir())) == len(before) - 1
 
 

@@ -376,5 +376,7 @@ def test_ranks_are_workers_behind_one_barrier(tmp_path: Path) -> None:
     found = findings(run(tmp_path, ranked, GOLD + DEEP, "--json"))
     assert {one["verdict"] for one in found.values()} == {"holds"}
     assert "8 slots" in found["pool short"]["reason"]
-    fewer = findings(run(tmp_path, ranked.replace("max_num_seqs: 4", "max_num_seqs: 1"), GOLD + DEEP, "--json"))
+    fewer = findings(
+        run(tmp_path, ranked.replace("max_num_seqs: 4", "max_num_seqs: 1"), GOLD + DEEP, "--json")
+    )
     assert fewer["entitlement gold"]["verdict"] == "breaks"
