@@ -27,7 +27,7 @@ from gateway.routing.routing import (
 )
 from gateway.scheduling.scheduler import PRIORITY_CLASS, Job, Scheduler
 from simulator.fleet.traffic import Random
-from simulator.pipeline.leases import Held, Leases
+from simulator.pipeline.leases import Held, Leases, Refused
 from simulator.pipeline.records import REFUSED_LENGTH, Gateway, TenantTraffic
 
 OPEN: Final = Entitlement(name="open", tenant="open", model="")
@@ -116,8 +116,8 @@ class Intake:
         self.uncut: list[int] = []
         """Requests in the compression window that could not be cut."""
 
-    def enter(self, index: int, now_s: float) -> Flight | str:
-        """The request with its lease, or the reason for which it is refused."""
+    def enter(self, index: int, now_s: float) -> Flight | Refused:
+        """The request with its lease, or why it is refused."""
         flight = self._read(index)
         served = self._served
         default = served.routing.default_max_tokens
@@ -127,19 +127,18 @@ class Intake:
         try:
             planned = plan_pool(served.routing, estimate)
         except ContextLengthExceeded:
-            return REFUSED_LENGTH
+            return Refused(REFUSED_LENGTH)
         flight.planned = planned.pool
         window = self._window(flight, planned, now_s)
         plan = planned if window is None else window_plan(planned, window)
         held = self._leases.admit(index, flight.tenant.name, estimate, plan, now_s)
-        if isinstance(held, str):
+        if isinstance(held, Refused):
             return held
         flight.held = held
         flight.pools = (held.pool, *(p for p in plan.alternates if p != held.pool))
         if window is None or held.pool != window.pool:
             return flight
-        refused = self._compress(flight, window, planned, now_s)
-        return refused or flight
+        return self._compress(flight, window, planned, now_s) or flight
 
     def job_of(self, flight: Flight, now_s: float) -> Job:
         """The request as a scheduler sees it."""
@@ -217,8 +216,8 @@ class Intake:
 
     def _compress(
         self, flight: Flight, window: CompressionWindow, planned: Plan, now_s: float
-    ) -> str:
-        """Cut the prompt to its budget, or send it where it belongs; a reason if it may not go."""
+    ) -> Refused | None:
+        """Cut the prompt to its budget, or send it where it belongs, if it may go there."""
         compression, estimate = self._served.compression, flight.estimate
         fixed = fixed_tokens(flight.facts, estimate)
         after = int((window.budget_tokens - fixed) * estimate.ratio_conservative)
@@ -230,15 +229,15 @@ class Intake:
             kept = 1 - max(0.0, cut)
             flight.prompt_tokens = max(1, round(flight.prompt_tokens * kept))
             flight.held = self._leases.resize(flight.index, flight.estimate.cost_tokens, now_s)
-            return ""
+            return None
         self.uncut.append(flight.index)
         moved = self._leases.move(flight.index, planned.pool, now_s, force=False)
-        if isinstance(moved, str):
+        if isinstance(moved, Refused):
             self._leases.settle(flight.index, None, now_s)
             return moved
         flight.held = moved
         flight.pools = (planned.pool, *planned.alternates)
-        return ""
+        return None
 
 
 def with_output(flight: Flight, window_tokens: int) -> int:

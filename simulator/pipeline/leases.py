@@ -33,6 +33,14 @@ class Held(NamedTuple):
     """Within a reserved baseline, in a pool that is full: others may have to give way."""
 
 
+class Refused(NamedTuple):
+    """A request that is not served, or not now."""
+
+    reason: str
+    wait_s: float = 0.0
+    """Until it may help to come back; 0 where nobody knows, or waiting does not help."""
+
+
 class Leases:
     """The leases of one model."""
 
@@ -44,8 +52,8 @@ class Leases:
 
     def admit(
         self, index: int, entitlement: str, estimate: LengthEstimate, plan: Plan, now_s: float
-    ) -> Held | str:
-        """A lease, or the reason for which there is none."""
+    ) -> Held | Refused:
+        """A lease, or why there is none."""
         self._upkeep(now_s)
         window_tokens = self._served.routing.pools[-1].window_tokens
         cost_tokens = min(estimate.cost_tokens, window_tokens)
@@ -60,7 +68,7 @@ class Leases:
                 cost_tokens = ceil(estimate.cost_tokens - estimate.input_tokens_total * doubt)
                 found = self._decide(token_pool, index, entitlement, cost_tokens, plan, now_s)
             if isinstance(found, Denial):
-                return found.reason
+                return Refused(found.reason, found.wait_s)
             gives_way = found.protected and found.contended
             held = Held(found.pool, cost_tokens, found.spilled, gives_way)
         self._held[index] = held
@@ -75,15 +83,15 @@ class Leases:
             admission.resize(self._token_pool, str(index), cost_tokens, kv_bytes, now_s)
         return held
 
-    def move(self, index: int, pool: int, now_s: float, *, force: bool) -> Held | str:
-        """The lease in another pool, or the reason for which it may not go there."""
+    def move(self, index: int, pool: int, now_s: float, *, force: bool) -> Held | Refused:
+        """The lease in another pool, or why it may not go there."""
         held = self._held[index]
         if held.pool == pool:
             return held
         if self._token_pool is not None:
             denial = admission.transfer(self._token_pool, str(index), pool, now_s, force=force)
             if denial is not None:
-                return denial.reason
+                return Refused(denial.reason, denial.wait_s)
         pools = self._served.fleet.pools
         pools[held.pool].inflight -= 1
         pools[pool].inflight += 1

@@ -78,6 +78,8 @@ class PipelineOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """When it was sent to the engine that answered, or was to."""
     prefilled_s: Floats
     """When another engine had computed its prompt; NaN if none did."""
+    first_refusals: Sequence[str]
+    """Why its first attempt was refused; "" for those that were not."""
     lost_in: Ints
     """The pool, or side of one, in which it was not served to its end; -1 for none."""
 

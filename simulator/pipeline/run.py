@@ -7,8 +7,12 @@ In a pool in phases a request is bound to a prefill engine first, then to one th
 starts once the KV has come. The prefill engine holds it until the first token (a step longer than
 real ones). The same with SGLang, whose decode engines are in truth bound first.
 
-Not simulated: prefix caches (every prompt is new text), clients that come back after a refusal, the
-gateway's own time, and what a compressor takes.
+Clients may come back after a refusal, as OpenAI's do: after the wait that they are told, else after
+RETRY_S, doubled each time up to MOST_RETRY_S, less a random quarter at most. Times count from the
+first attempt.
+
+Not simulated: prefix caches (every prompt is new text), the gateway's own time, and what a
+compressor takes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,16 +23,27 @@ from typing import Final
 
 import numpy as np
 
+from gateway.admission.denials import retry_after_s
 from simulator.fleet.failures import Outage, changes_of
 from simulator.pipeline.intake import Flight, Intake
-from simulator.pipeline.leases import Leases
-from simulator.pipeline.records import QUEUE_TIMEOUT, Gateway, PipelineOutcome, TenantTraffic
+from simulator.pipeline.leases import Leases, Refused
+from simulator.pipeline.records import (
+    QUEUE_TIMEOUT,
+    REFUSED_LENGTH,
+    Gateway,
+    PipelineOutcome,
+    TenantTraffic,
+)
 from simulator.pipeline.serving import Serving, Timer
 
 TICK_S: Final = 0.25
 LOOK_S: Final = 1.0
 """Between two readings of the engines' metrics."""
 PROGRESS_EVERY: Final = 500
+RETRY_S: Final = 0.5
+MOST_RETRY_S: Final = 8.0
+_FINAL: Final = frozenset({REFUSED_LENGTH, "exceeds_entitlement"})
+"""Refusals (400) after which no client comes back."""
 
 
 def run_pipeline(
@@ -37,10 +52,14 @@ def run_pipeline(
     *,
     seed: int = 0,
     failures: Sequence[Outage] = (),
+    retries: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> PipelineOutcome:
-    """Serve all requests; `progress` is called now and then with the number of arrivals."""
-    run = _Run(gateway, requests, seed)
+    """Serve all requests; `progress` is called now and then with the number of arrivals.
+
+    `retries`: how often a client comes back.
+    """
+    run = _Run(gateway, requests, seed, retries)
     run.all(failures, progress)
     return run.outcome()
 
@@ -48,18 +67,30 @@ def run_pipeline(
 class _Run:
     """The clock, arrivals and timers of one run."""
 
-    def __init__(self, gateway: Gateway, requests: TenantTraffic, seed: int) -> None:
+    def __init__(
+        self, gateway: Gateway, requests: TenantTraffic, seed: int, retries: int = 0
+    ) -> None:
         self.requests, self.served = requests, gateway.served
         self.leases = Leases(gateway)
-        self.intake = Intake(gateway, requests, self.leases, np.random.default_rng(seed))
-        self.serving = Serving(gateway, requests, self.leases, self.intake, self._timer)
+        self.random = np.random.default_rng(seed)
+        self.intake = Intake(gateway, requests, self.leases, self.random)
+        self.serving = Serving(
+            gateway, requests, self.leases, self.intake, self._timer, self.refused
+        )
+        self.retries, self.came_back = retries, bytearray(len(requests))
+        """By request: how often its client came back."""
+        self.again: list[tuple[float, int]] = []
+        """When clients come back, with which request."""
         self.timers: list[tuple[float, int, Timer, Flight]] = []
         self.order = count()
 
     def arrive(self, index: int, now_s: float) -> None:
+        self.serving.columns.reasons[index] = ""
         flight = self.intake.enter(index, now_s)
-        if isinstance(flight, str):
-            self.serving.columns.reasons[index] = flight
+        if isinstance(flight, Refused):
+            self.serving.columns.reasons[index] = flight.reason
+            wait_s = retry_after_s(flight.wait_s, self.random.random()) if flight.wait_s else 0.0
+            self.refused(index, flight._replace(wait_s=wait_s), now_s)
             return
         self.serving.columns.planned[index] = flight.planned
         self.serving.flights[index] = flight
@@ -67,12 +98,23 @@ class _Run:
             self._timer(now_s + self.served.admission.reclaim_s, "reclaim", flight)
         self.serving.bind(flight, flight.pools, now_s)
 
+    def refused(self, index: int, why: Refused, now_s: float) -> None:
+        """An attempt has failed before its first token: its client may come back."""
+        tries = self.came_back[index]
+        if not tries:
+            self.serving.columns.first_refusals[index] = why.reason
+        if tries >= self.retries or why.reason in _FINAL:
+            return
+        wait_s = min(RETRY_S * 2**tries, MOST_RETRY_S) * (1 - self.random.random() / 4)
+        self.came_back[index] = tries + 1
+        heappush(self.again, (now_s + (why.wait_s or wait_s), index))
+
     def _timer(self, at_s: float, what: Timer, flight: Flight) -> None:
         heappush(self.timers, (at_s, next(self.order), what, flight))
 
     def rang(self, what: Timer, flight: Flight, now_s: float) -> None:
         """A time limit of a queue, a protected request, or held KV; or KV that has come."""
-        if flight.index not in self.serving.flights:
+        if self.serving.flights.get(flight.index) is not flight:
             return
         if what == "kv":
             self.serving.kv_due(flight, now_s)
@@ -93,12 +135,14 @@ class _Run:
         changes = list(changes_of(failures))[::-1]
         n, at, tick_s = len(arrivals), 0, TICK_S
         look_s = 0.0 if self.served.fleet.reads_metrics else inf
-        while at < n or self.serving.flights:
+        again = self.again
+        while at < n or self.serving.flights or again:
             engine_s = self.serving.engines.next_s()
             timer_s = self.timers[0][0] if self.timers else inf
             change_s = changes[-1][0] if changes else inf
             arrival_s = arrivals[at] if at < n else inf
-            now_s = min(engine_s, timer_s, change_s, arrival_s, tick_s, look_s)
+            again_s = again[0][0] if again else inf
+            now_s = min(engine_s, timer_s, change_s, arrival_s, again_s, tick_s, look_s)
             if engine_s <= now_s:
                 self.serving.engines.step(now_s)
             elif change_s <= now_s:
@@ -113,6 +157,8 @@ class _Run:
             elif tick_s <= now_s:
                 tick_s += TICK_S
                 self.serving.tick(now_s)
+            elif again_s <= now_s:
+                self.arrive(heappop(again)[1], now_s)
             else:
                 self.arrive(at, now_s)
                 at += 1
@@ -132,5 +178,6 @@ class _Run:
             covered=min(covered) if covered else None,
             sent_s=np.frombuffer(columns.sent_s),
             prefilled_s=np.frombuffer(columns.prefilled_s),
+            first_refusals=columns.first_refusals,
             lost_in=np.frombuffer(columns.lost_in, dtype=np.int64),
         )

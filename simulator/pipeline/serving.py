@@ -16,12 +16,13 @@ from simulator.fleet import outcome as fates
 from simulator.fleet.outcome import FleetOutcome
 from simulator.pipeline.engine_fleet import EngineFleet
 from simulator.pipeline.intake import Flight, Intake, fits, with_output
-from simulator.pipeline.leases import Leases
+from simulator.pipeline.leases import Leases, Refused
 from simulator.pipeline.records import (
     BROKEN,
     EVICTED,
     NO_WORKER,
     QUEUE_FULL,
+    QUEUE_TIMEOUT,
     REFUSED_LENGTH,
     Gateway,
     TenantTraffic,
@@ -35,9 +36,13 @@ _FATES: Final = {
 }
 KV_LEASE_S: Final = 30.0
 """How long an engine holds KV that nobody fetches, as vLLM."""
+WAITS_S: Final = {QUEUE_FULL: 2.0, QUEUE_TIMEOUT: 2.0, NO_WORKER: 2.0, EVICTED: 5.0}
+"""After which waits the gateway tells clients to come back."""
 Timer = Literal["queue", "reclaim", "kv"]
 SetTimer = Callable[[float, Timer, Flight], None]
 """(at, what, whose)."""
+OnRefusal = Callable[[int, Refused, float], None]
+"""(request, why, when)."""
 
 
 class Columns:
@@ -61,6 +66,8 @@ class Columns:
         self.compressed = array("b", [0]) * n
         self.reasons = [""] * n
         """Why it was not served to its end; "" if it was."""
+        self.first_refusals = [""] * n
+        """Why its first attempt was refused; "" if it was not."""
         self.retried = 0
 
     def outcome(self, preemptions: tuple[int, ...]) -> FleetOutcome:
@@ -93,6 +100,7 @@ class Serving:
         leases: Leases,
         intake: Intake,
         set_timer: SetTimer,
+        on_refusal: OnRefusal,
     ) -> None:
         self.gateway, self.served = gateway, gateway.served
         self.pools: Final = gateway.served.fleet.pools
@@ -102,7 +110,7 @@ class Serving:
         self.flights: dict[int, Flight] = {}
         self.waiting: dict[Job, Flight] = {}
         """Jobs that a scheduler holds, in order of arrival."""
-        self._set_timer = set_timer
+        self._set_timer, self._on_refusal = set_timer, on_refusal
 
     def bind(
         self, flight: Flight, pools: Sequence[int], now_s: float, excluded: Sequence[int] = ()
@@ -115,7 +123,7 @@ class Serving:
             scheduler = self.pools[place].scheduler
             if pool != flight.held.pool:
                 moved = self.leases.move(flight.index, pool, now_s, force=True)
-                if not isinstance(moved, str):
+                if not isinstance(moved, Refused):
                     flight.held = moved
                 self.intake.uncompress(flight, now_s)
             job = self.intake.job_of(flight, now_s)
@@ -249,6 +257,8 @@ class Serving:
             self.columns.end_s[index] = now_s
         self.leases.settle(index, None, now_s)
         del self.flights[index]
+        if not flight.answered:
+            self._on_refusal(index, Refused(reason, WAITS_S.get(reason, 0.0)), now_s)
 
     def on_emission(self, emission: Emission, at_s: float) -> None:
         """A first or last token."""

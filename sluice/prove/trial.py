@@ -31,6 +31,8 @@ from sluice.simulated.fleet import engine_of
 from sluice.simulated.gateway import gateway_of, tenant_traffic, tenants_of
 from sluice.simulated.recorded import RecordedTraffic
 
+RETRIES: Final = 2
+"""As OpenAI's clients come back."""
 PIECE_S: Final = 300.0
 """Length of the pieces by which a long log is sampled, and over which peaks are taken."""
 WARM_UP_S: Final = 600.0
@@ -154,7 +156,8 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
     )
     tenants = tenants_of(gateway.entitlements, None)
     requests = tenant_traffic(traffic, tenants, np.random.default_rng(trial.seed), recorded)
-    outcome = run_pipeline(gateway, requests, seed=trial.seed, progress=progress)
+    retries = RETRIES if recorded.comes_back else 0
+    outcome = run_pipeline(gateway, requests, seed=trial.seed, retries=retries, progress=progress)
     late = recorded.at_s >= min(0.2 * float(recorded.at_s[-1]), WARM_UP_S)
     reasons = np.array(outcome.reasons, dtype=object)
     window, totals = outcome.fleet.compressed.copy(), recorded.prompts + recorded.answers
@@ -215,21 +218,29 @@ def _entitlement(
     mine: NDArray[np.bool_],
     per_s: float,
 ) -> Counts:
-    limited = mine & np.isin(reasons, list(OWN_LIMITS))
-    weights, logged = sample.weights, sample.recorded.limited
-    before = 0.0 if logged is None else float(weights[mine & logged].sum())
-    unserved = float(weights[mine & (reasons != "")].sum()) / max(float(weights[mine].sum()), 1.0)
-    if owner.service_class in BACKFILL:  # promised no capacity
-        mine = mine & ((reasons == "") | limited | (reasons == REFUSED_LENGTH))
-    fleet, served = outcome.fleet, mine & (reasons == "")
+    weights, log, fleet = sample.weights, sample.recorded, outcome.fleet
     slow = (fleet.ttft_s > owner.slo_ms / 1000) & (owner.slo_ms > 0)
     slow |= (fleet.tpot_s > owner.slo_tpot_ms / 1000) & (owner.slo_tpot_ms > 0)
+    first = np.array(outcome.first_refusals, dtype=object)
+    put_off = mine & (reasons == "") & slow & (first != "")  # its client came back, too late
+    limited = np.isin(np.where(put_off, first, reasons), list(OWN_LIMITS)) & mine
+    before = 0.0
+    if log.limited is not None and log.served is not None:
+        then = log.limited if owner.slo_ms else log.limited & ~log.served
+        before = float(weights[mine & then].sum())
+    unserved = float(weights[mine & (reasons != "")].sum()) / max(float(weights[mine].sum()), 1.0)
+    if owner.service_class in BACKFILL:  # promised no capacity
+        at_once = (reasons == "") & ~put_off
+        mine = mine & (at_once | limited | (reasons == REFUSED_LENGTH))
+    served = mine & (reasons == "")
     lost: dict[str, float] = {}
     for p, pool in enumerate(gateway.served.fleet.pools):
-        _count(lost, LATE + pool.name, weights, served & slow & (fleet.pool == p))
-    for reason in set(reasons[mine & (reasons != "") & ~limited].tolist()):
+        late = served & slow & (first == "") & (fleet.pool == p)
+        _count(lost, LATE + pool.name, weights, late)
+    why = np.where(put_off, first, reasons)
+    for reason in set(why[mine & (why != "") & ~limited].tolist()):
         words = _UNIT.get(reason, f"refused ({reason})")
-        _count(lost, words, weights, mine & (reasons == reason))
+        _count(lost, words, weights, mine & (why == reason))
     return Counts(
         requests=float(weights[mine].sum()),
         simulated=int(mine.sum()),

@@ -2,6 +2,7 @@
 
 from math import inf, isfinite
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -33,7 +34,11 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
     """Model of each request; "" if not known."""
     limited: NDArray[np.bool_] | None = None
-    """Whether its entitlement's own limits refused it when it was recorded."""
+    """Whether its entitlement's own limits refused an attempt at it when it was recorded."""
+    served: NDArray[np.bool_] | None = None
+    """Whether it was served in the end."""
+    comes_back: bool = True
+    """Whether clients come back after a refusal; assumed where the log does not tell."""
     compressible: float | None = None
     """p_c: share of the prompts in a compression window that were cut; None if no record tells."""
     cut_tokens: tuple[float, float] = (inf, -inf)
@@ -57,6 +62,7 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
             asked=None if self.asked is None else self.asked[index],
             models=tuple(self.models[i] for i in picked) if self.models else (),
             limited=None if self.limited is None else self.limited[index],
+            served=None if self.served is None else self.served[index],
         )
 
 
@@ -64,6 +70,11 @@ class NothingTimedError(PlanError):
     """A trace in which no request has both lengths and a time."""
 
 
+ENOUGH: Final = 20
+"""Requests that were not served at last from which the log tells whether clients come back.
+
+Of clients that come back twice, a request that is not served has two retries, and others have some.
+"""
 _FIX = "name its fields: --fields prompt=FIELD,answer=FIELD,time=FIELD"
 
 
@@ -107,6 +118,10 @@ def read_recorded(
         asked=_known([r.asked for r in rows]),
         models=tuple(r.model for r in rows),
         limited=np.array([r.limited for r in rows]),
+        served=np.array([r.served for r in rows]),
+        comes_back=not demand.tells_retries
+        or demand.unserved < ENOUGH
+        or demand.retries > demand.unserved / 2,
         compressible=sum(cut) / len(cut) if cut else None,
         cut_tokens=(min(window, default=inf), max(window, default=-inf)),
         kv_tokens_per_s=sum(r.prompt for r in handed) / sum(r.transfer_s for r in handed)

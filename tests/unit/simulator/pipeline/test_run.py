@@ -194,3 +194,29 @@ def test_predictions_cover_what_they_promise() -> None:
     found = run(served, requests(served, 16.0, count=6000))
     assert found.covered is not None
     assert 0.9 <= found.covered <= 1.0
+
+
+def test_clients_come_back_twice_when_they_are_told_to_and_wait_meanwhile() -> None:
+    lone = "\nentitlements:\n  - {name: gold, tenant: a, model: m, max_concurrency: 1}\n"
+    found = {}
+    for retries in (0, 2):
+        served = gateway(entitlements=lone)
+        sent = requests(served, 1.0, count=600)
+        found[retries] = run(served, sent, retries=retries)
+    never, twice = found[0], found[2]
+    refused = np.array(never.reasons) == "concurrency"
+    assert refused.sum() > 100
+    lost = np.array(twice.reasons) == "concurrency"
+    assert 0 < lost.sum() < refused.sum() / 2
+    again = (np.array(twice.first_refusals) != "") & ~lost
+    # Told at least a second, and at most a minute at a time.
+    assert np.nanmin(twice.fleet.ttft_s[again]) >= 1.0
+    assert np.nanmax(twice.fleet.ttft_s[again]) < 130
+    assert np.nanmax(twice.fleet.ttft_s[np.array(twice.first_refusals) == ""]) < 1.0
+
+
+def test_what_no_time_changes_is_not_tried_again() -> None:
+    served = gateway()
+    found = run(served, requests(served, 5.0, count=50, prompts=(17000, 18000)), retries=2)
+    assert Counter(found.reasons) == {"context_length_exceeded": 50}
+    assert np.isnan(found.sent_s).all()

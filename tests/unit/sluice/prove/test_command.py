@@ -294,6 +294,29 @@ def test_refusals_of_the_log_are_demand_and_those_by_own_limits_are_excused(tmp_
     assert findings(beside)["entitlement gold"]["verdict"] == "holds"
 
 
+@pytest.mark.parametrize("patient", [True, False])
+def test_clients_of_a_log_that_come_back_do_so_in_the_proof_and_count_once(
+    patient: bool, tmp_path: Path
+) -> None:
+    """Half of gold's requests were refused at first; where clients come back, none at last."""
+    patience = FILE.replace(", slo_target_ms: 300", "").replace(
+        "concurrency: 8, max_concurrency: 8", "max_concurrency: 2"
+    )
+    log = []
+    for number, each in enumerate(GOLD[::2]):
+        seen = each | {"body_digest": number, "body_bytes": 400}
+        first = {"outcome": "refused", "status": 429, "reason": "kv", "retry_after_s": 2.0}
+        lengths = {"input_tokens": each["prompt_tokens"], "output_tokens": 40}
+        log.append(seen | first | lengths)
+        if patient:
+            log.append(seen | {"time_unix_s": each["time_unix_s"] + 2.5})
+    log += GOLD[1::4]
+    found = findings(run(tmp_path, patience, log + DEEP, "--json"))["entitlement gold"]
+    assert found["requests"] == pytest.approx(600, abs=20)  # no retry counts twice
+    excused = "that its limits refuse already" in found["reason"]
+    assert excused == (not patient)
+
+
 def test_the_demo_with_half_an_entitlement_breaks_for_that_tenant(tmp_path: Path) -> None:
     first, second, long, prefill, decode = (f"http://127.0.0.1:{port}" for port in range(1, 6))
     apart = {"prefill": prefill, "decode": decode}
@@ -321,7 +344,7 @@ models:
         decode: {max_num_seqs: 16, workers: ["http://127.0.0.1:3"]}
         transfer: {kind: vllm, bytes_per_second: 20e9}
 entitlements:
-  - {name: deep, tenant: b, model: m, concurrency: 16, slo_target_ms: 1000}
+  - {name: deep, tenant: b, model: m, slo_target_ms: 1000}
 """
 APART = requests(8, (3000, 8000), entitlement="deep", model="m")
 SIDES = {
