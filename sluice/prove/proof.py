@@ -15,6 +15,7 @@ from gateway.settings import Config, ModelConfig, load
 from gateway.settings.config import digest_of
 from gateway.settings.tenants import EntitlementConfig
 from planner.errors import PlanError
+from sluice.prove.budgets import budget_findings
 from sluice.prove.processes import Progress, run_all
 from sluice.prove.trial import Engines, Sample, Trial, read_engines, sampled, states_transfer
 from sluice.prove.verdict import (
@@ -63,8 +64,10 @@ def prove_all(
         untimed = error.problem
     samples: list[dict[str, Sample]] = [{} for _ in files]
     notes: list[str] = []
+    faster = 1.0
     if recorded is not None:
-        at_s = recorded.at_s / _factor(rate, recorded)
+        faster = _factor(rate, recorded)
+        at_s = recorded.at_s / faster
         recorded = msgspec.structs.replace(recorded, at_s=at_s)
         samples = [_samples(config, recorded) for config in configs]
         notes = sorted({sample.words for each in samples for sample in each.values()} - {""})
@@ -89,7 +92,7 @@ def prove_all(
             for each in runs
         ]
     found = [
-        list(_findings(config, recorded, engines, mine, untimed))
+        [*_findings(config, recorded, engines, mine, untimed), *_counted(config, recorded, faster)]
         for config, mine in zip(configs, runs, strict=True)
     ]
     findings = sorted(found[0], key=lambda one: ORDER.index(one.verdict))
@@ -254,16 +257,19 @@ def _refused(config: Config, recorded: RecordedTraffic) -> Iterator[Finding]:
         yield Finding(kind=kind, name=name, verdict="breaks", reason=reason)
 
 
+def _counted(config: Config, recorded: RecordedTraffic | None, faster: float) -> Iterator[Finding]:
+    """Budgets, against the whole log."""
+    if recorded is not None:
+        served = [_served(config, name) for name in recorded.models]
+        yield from budget_findings(config, recorded, served, faster)
+
+
 def _unsimulated(config: Config) -> Iterator[Finding]:
     """Limits that no run covers."""
     keys = {f"{t.name}/{key.name}": key for t in config.tenants for key in t.keys}
-    owners = [(name, key.budgets) for name, key in keys.items()]
-    owners += [(one.name, one.budgets) for one in config.entitlements]
-    for name, budgets in (*owners, *((one.name, one.budgets) for one in config.tenants)):
-        for budget in budgets:
-            unit = "money" if budget.tokens is None else "tokens"
-            yield _cannot_tell("budget", name, f"{unit} by {budget.window} are not simulated")
     for name, key in keys.items():
+        if key.budgets:
+            yield _cannot_tell("budget", name, "budgets of keys are not counted")
         if key.requests_per_minute is not None or key.max_concurrency is not None:
             yield _cannot_tell("limit", name, "limits of keys are not simulated")
     for tenant in config.tenants:

@@ -18,7 +18,7 @@ Direction = Literal["better", "worse", "different"]
 PROMISED: Final = 0.99
 """Share of an entitlement's demand that is served in time, and of a pool's that it serves."""
 LIMIT_DOUBT: Final = 0.5
-"""Relative doubt about refusals by own limits that the log has, too: its clients came back."""
+"""Relative doubt about refusals by own limits that the log has, too: clients may wait otherwise."""
 LATE: Final = "late in "
 """Prefix of a loss: too slow, in that pool."""
 CHANGE: Final = 0.1
@@ -220,7 +220,7 @@ def _overlap(a: Interval, b: Interval) -> bool:
 def _kept(runs: Sequence[Counts]) -> Interval:
     """The share that is kept, of the demand without what its own limits refused before.
 
-    How much they would refuse again is in doubt: clients of the log came back, here they do not.
+    How much they would refuse again is in doubt: clients of the log may come back otherwise.
     """
     bounds = []
     for sign in (0, -1, 1):

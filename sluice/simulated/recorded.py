@@ -43,6 +43,8 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """p_c: share of the prompts in a compression window that were cut; None if no record tells."""
     cut_tokens: tuple[float, float] = (inf, -inf)
     """Shortest and longest totals for which `compressible` is known."""
+    first_unix_s: float = 0.0
+    """Time of the first request, as the log has it."""
     kv_tokens_per_s: float | None = None
     """How fast prompts' KV went to the engines that answered; None if no record tells."""
     left_out: int = 0
@@ -124,6 +126,7 @@ def read_recorded(
         or demand.retries > demand.unserved / 2,
         compressible=sum(cut) / len(cut) if cut else None,
         cut_tokens=(min(window, default=inf), max(window, default=-inf)),
+        first_unix_s=rows[0].time_s,
         kv_tokens_per_s=sum(r.prompt for r in handed) / sum(r.transfer_s for r in handed)
         if handed
         else None,

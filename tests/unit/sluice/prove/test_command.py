@@ -228,8 +228,8 @@ UNKNOWN = {
         ),
     ),
     "no requests with lengths and times": (FILE, without("completion_tokens")[:50], NODE),
-    "budget": (
-        FILE.replace("target_ms: 300", "target_ms: 300, budgets: [{tokens: 9}]"),
+    "hours, and the window 744": (
+        FILE.replace("target_ms: 300", "target_ms: 300, budgets: [{tokens: 900000000}]"),
         FEW,
         NODE,
     ),
@@ -265,6 +265,46 @@ def test_what_a_log_says_of_cut_prompts_counts_for_their_lengths_alone(tmp_path:
     assert findings(known)["entitlement deep"]["verdict"] == "holds"
     moved = run(tmp_path, there.replace("b_short: 2000", "b_short: 600"), GOLD[::4] + cut, "--json")
     assert "share of such prompts can be cut" in findings(moved)["entitlement deep"]["reason"]
+
+
+BUDGETS = {
+    "{tokens: 400000, window: hour}": "breaks",
+    "{tokens: 500000, window: hour}": "holds",
+    "{tokens: 466000, window: hour}": "cannot tell",  # requests in flight reserve more
+    "{money: 0.6, window: hour}": "breaks",
+    "{money: 3, window: hour}": "holds",
+    "{money: 1.2, window: hour}": "cannot tell",  # it depends on which prompts were cached
+    "{tokens: 500000, window: day}": "cannot tell",
+    "{tokens: 400000, window: 2d}": "breaks",
+}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_budget_is_counted_against_the_log(budget: str, tmp_path: Path) -> None:
+    """Gold wants some 465,000 tokens: 1.5 units of money uncached, .75 if all prompts were."""
+    log = [each | {"time_unix_s": 3600.0 + 30 * each["time_unix_s"]} for each in GOLD + DEEP]
+    file = FILE.replace(
+        "    pools:\n", "    price: {input: 3, cached_input: 1, output: 5}\n    pools:\n", 1
+    )
+    priced = file.replace("target_ms: 300", f"target_ms: 300, budgets: [{budget}]")
+    found = findings(run(tmp_path, priced, log, "--json", profile=None))
+    assert found["budget gold"]["verdict"] == BUDGETS[budget]
+
+
+def test_a_lowered_budget_shows_as_a_change_and_more_traffic_needs_a_larger_one(
+    tmp_path: Path,
+) -> None:
+    lower, in_force = (
+        FILE.replace("name: gold, tenant", f"name: gold, budgets: [{budget}], tenant")
+        for budget in ("{tokens: 400000, window: hour}", "{tokens: 600000, window: hour}")
+    )
+    log = [each | {"time_unix_s": 3600.0 + 29 * each["time_unix_s"]} for each in GOLD]
+    old = tmp_path / "old.yaml"
+    old.write_text(in_force, "utf-8")
+    changed = run(tmp_path, lower, log, "--against", str(old), "--json", profile=None)
+    assert json.loads(changed.stdout)["changes"][0]["words"].startswith("holds -> breaks")
+    more = findings(run(tmp_path, in_force, log, "--rate", "1.5x", "--json", profile=None))
+    assert more["budget gold"]["verdict"] == "breaks"
 
 
 def test_bad_input_exits_2_and_says_what_to_do(tmp_path: Path) -> None:
