@@ -4,6 +4,7 @@ Runs from real configuration files. Their paths are printed, so that newcomers c
 change them.
 """
 
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +27,13 @@ KEYS: Final = {
 ADMIN_KEY: Final = "sk-demo-admin"
 
 
+def _batches(folder: Path) -> str:
+    """Files of batches, where what keeps them is installed."""
+    if importlib.util.find_spec("fsspec") is None:
+        return ""
+    return f'batches: {{url: "file://{folder / "batches"}"}}\n'
+
+
 def managed(
     port: int, short: Sequence[str], long: str, apart: Mapping[str, str], folder: Path
 ) -> str:
@@ -43,7 +51,7 @@ state: {{url: "memory://"}}
 health: {{interval_s: 0.5, timeout_s: 5}} # an engine is back soon; a busy laptop is no fault
 compressor: {{time_limit_ms: 2000}} # it may be slow, too
 request_log: {{path: "{folder / "requests.jsonl"}"}}
-models:
+{_batches(folder)}models:
   - name: {MODEL}
     aliases: [gpt-4o-mini]
     kv_bytes_per_token: 327680

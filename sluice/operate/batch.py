@@ -85,9 +85,7 @@ def list_(url: UrlOption = DEFAULT_URL, as_json: JsonOption = False) -> None:
     if as_json:
         echo_json(rows)
         return
-    shown = table(
-        "batch", "model", "status", "done", "of", "ends by", right=frozenset({"done", "of"})
-    )
+    shown = table("batch", "model", "status", "done", "of", "end", right=frozenset({"done", "of"}))
     for row in rows:
         counts = row["request_counts"]
         done, total = f"{counts['completed'] + counts['failed']:,}", f"{counts['total']:,}"
@@ -203,7 +201,9 @@ def _tell(made: dict[str, Any]) -> None:
 
 
 def _ends(made: dict[str, Any]) -> str:
-    own = made["sluice"]
+    own, status = made["sluice"], made["status"]
+    if status in _ENDED:
+        return f"{status} {datetime.fromtimestamp(made[f'{status}_at'], UTC).isoformat()}"
     for name, words in (("promised_by", "promised by"), ("finish_p95", "expected by")):
         if own[name]:
             return f"{words} {own[name]}"
