@@ -105,7 +105,8 @@ class Intake:
         self._gateway, self._served = gateway, gateway.served
         self._leases = leases
         self._tenants = gateway.entitlements or (OPEN,)
-        self._lucky = (random.random(len(requests)) < gateway.compressible).tolist()
+        p_c = gateway.compressible if requests.compressible is None else requests.compressible
+        self._lucky: list[bool] = (random.random(len(requests)) < p_c).tolist()
         traffic = requests.traffic
         self._prompts: list[int] = traffic.prompt_tokens.tolist()
         self._outputs: list[int] = traffic.output_tokens.tolist()

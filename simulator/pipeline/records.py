@@ -58,6 +58,8 @@ class TenantTraffic(msgspec.Struct, frozen=True, kw_only=True):
     asked_tokens: Ints
     """The client's limit for the answer; 0 for none."""
     categories: Sequence[Category]
+    compressible: Floats | None = None
+    """p_c of prompts of its length; None: the gateway's."""
 
     def __len__(self) -> int:
         return len(self.traffic)

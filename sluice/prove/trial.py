@@ -156,13 +156,14 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
     )
     tenants = tenants_of(gateway.entitlements, None)
     requests = tenant_traffic(traffic, tenants, np.random.default_rng(trial.seed), recorded)
+    p_c = recorded.compressible_by_length()
+    requests = msgspec.structs.replace(requests, compressible=np.nan_to_num(p_c))
     retries = RETRIES if recorded.comes_back else 0
     outcome = run_pipeline(gateway, requests, seed=trial.seed, retries=retries, progress=progress)
     late = recorded.at_s >= min(0.2 * float(recorded.at_s[-1]), WARM_UP_S)
     reasons = np.array(outcome.reasons, dtype=object)
-    window, totals = outcome.fleet.compressed.copy(), recorded.prompts + recorded.answers
+    window = outcome.fleet.compressed.copy()
     window[list(outcome.uncut)] = True
-    low, high = recorded.cut_tokens
     weights = sample.weights
     per_s = float(weights.sum()) / sample.span_s / max(float(weights[late].sum()), 1e-9)
     return Tally(
@@ -174,7 +175,7 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
         },
         pools=_pools(sample, gateway, outcome, reasons, late, per_s),
         window=int(window.sum()),
-        guessed=int((window & ((totals < low) | (totals > high))).sum()),
+        guessed=int((window & np.isnan(p_c)).sum()),
     )
 
 
@@ -188,8 +189,8 @@ def _gateway(
     config: Config, model: ModelConfig, engines: Engines, recorded: RecordedTraffic
 ) -> Gateway:
     """The gateway with the measured engines, as large as the file says."""
-    first, p_c = engines.node(next(iter(model.pools))), recorded.compressible or 0.0
-    gateway = gateway_of(config, model, first, counting="paged", compressible=p_c)
+    first = engines.node(next(iter(model.pools)))
+    gateway = gateway_of(config, model, first, counting="paged")
     speed = recorded.kv_tokens_per_s
     if speed is not None and not states_transfer(model):
         gateway = msgspec.structs.replace(gateway, kv_tokens_per_s=speed)

@@ -1,6 +1,7 @@
 """Read traces with arrival times, for `--arrivals recorded` and for replay."""
 
-from math import inf, isfinite
+from itertools import pairwise
+from math import isfinite, nan
 from pathlib import Path
 from typing import Final
 
@@ -39,16 +40,21 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was served in the end."""
     comes_back: bool = True
     """Whether clients come back after a refusal; assumed where the log does not tell."""
-    compressible: float | None = None
-    """p_c: share of the prompts in a compression window that were cut; None if no record tells."""
-    cut_tokens: tuple[float, float] = (inf, -inf)
-    """Shortest and longest totals for which `compressible` is known."""
+    cut_shares: tuple[tuple[float, float, float], ...] = ()
+    """p_c by length: (shortest, longest total, share that was cut), ascending."""
     first_unix_s: float = 0.0
     """Time of the first request, as the log has it."""
     kv_tokens_per_s: float | None = None
     """How fast prompts' KV went to the engines that answered; None if no record tells."""
     left_out: int = 0
     """Requests without lengths or times."""
+
+    def compressible_by_length(self) -> Floats:
+        """p_c of each request by its total; NaN where the log does not tell."""
+        totals, found = self.prompts + self.answers, np.full(len(self.prompts), nan)
+        for shortest, longest, share in self.cut_shares:
+            found[(totals >= shortest) & (totals <= longest)] = share
+        return found
 
     def of(self, index: Ints, at_s: Floats) -> "RecordedTraffic":
         """Some of its requests, at other times."""
@@ -72,6 +78,9 @@ class NothingTimedError(PlanError):
     """A trace in which no request has both lengths and a time."""
 
 
+LENGTHS: Final = 4
+ENOUGH_CUT: Final = 50
+"""Prompts in the compression window of about one length, from which its p_c is known."""
 ENOUGH: Final = 20
 """Requests that were not served at last from which the log tells whether clients come back.
 
@@ -107,8 +116,6 @@ def read_recorded(
     at_s = np.array([r.time_s for r in rows])
     categories = tuple(r.category for r in rows)
     entitlements = tuple(r.entitlement for r in rows)
-    cut = [r.cut for r in rows if isfinite(r.cut)]
-    window = [r.prompt + r.answer for r in rows if isfinite(r.cut)]
     handed = [r for r in rows if r.transfer_s > 0]
     return RecordedTraffic(
         at_s=at_s - at_s[0],
@@ -124,14 +131,28 @@ def read_recorded(
         comes_back=not demand.tells_retries
         or demand.unserved < ENOUGH
         or demand.retries > demand.unserved / 2,
-        compressible=sum(cut) / len(cut) if cut else None,
-        cut_tokens=(min(window, default=inf), max(window, default=-inf)),
+        cut_shares=_by_length([(r.prompt + r.answer, r.cut) for r in rows if isfinite(r.cut)]),
         first_unix_s=rows[0].time_s,
         kv_tokens_per_s=sum(r.prompt for r in handed) / sum(r.transfer_s for r in handed)
         if handed
         else None,
         left_out=len(demand.requests) - len(timed),
     )
+
+
+def _by_length(cut: list[tuple[float, float]]) -> tuple[tuple[float, float, float], ...]:
+    """Shares of prompts of about one length, that meet; () where too few are known.
+
+    At most LENGTHS of them, with ENOUGH_CUT prompts each.
+    """
+    cut = sorted(cut)
+    parts = min(LENGTHS, len(cut) // ENOUGH_CUT)
+    at = [len(cut) * part // parts for part in range(parts + 1)] if parts else [0]
+    found = []
+    for first, last in pairwise(at):
+        share = sum(was_cut for _, was_cut in cut[first:last]) / (last - first)
+        found.append((cut[first][0], cut[min(last, len(cut) - 1)][0], share))
+    return tuple(found)
 
 
 def _tokens(values: list[float]) -> Ints:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from sluice.prove.trial import PIECE_S, sampled
-from sluice.simulated.recorded import RecordedTraffic, read_recorded
+from sluice.simulated.recorded import ENOUGH_CUT, LENGTHS, RecordedTraffic, read_recorded
 from tests.builders import decision
 
 
@@ -46,3 +46,31 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     assert len(read_recorded(path).at_s) == 3
     path.write_bytes(b"\n".join([*lines[:2], lines[2][:-40]]))
     assert len(read_recorded(path).at_s) == 2
+
+
+def test_the_share_that_can_be_cut_is_known_by_length_where_the_log_has_enough(
+    tmp_path: Path,
+) -> None:
+    def read(count: int) -> RecordedTraffic:
+        """Half of them could be cut, the shorter ones; two more were in no window."""
+        path = tmp_path / "log.jsonl"
+        lines = [
+            decision(time_unix_s=float(t), prompt_tokens=1000 + t, completion_tokens=1)
+            if t in {0, count + 1}
+            else decision(
+                time_unix_s=float(t),
+                prompt_tokens=1000 + t,
+                completion_tokens=1,
+                not_compressed="observed" if t <= count / 2 else "too_little",
+            )
+            for t in range(count + 2)
+        ]
+        path.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+        return read_recorded(path)
+
+    count = LENGTHS * ENOUGH_CUT
+    shares = read(count).compressible_by_length()
+    assert np.isnan(shares[[0, -1]]).all()
+    assert shares[1 : count // 2].tolist() == [1.0] * (count // 2 - 1)
+    assert shares[count // 2 + 1 : -1].tolist() == [0.0] * (count // 2)
+    assert np.isnan(read(ENOUGH_CUT - 2).compressible_by_length()).all()
