@@ -9,8 +9,8 @@ Computed anew on every change, by name; nothing remembers what was joined before
 - Last come those that administrators made.
 - A key opens while its tenant, or its entitlement, is there: of a key that administrators made,
   the very one that it was made for.
-- Denials come last: revoked digests open nothing, suspensions and ends restrict whatever has
-  their name, in the file or made here.
+- Denials come last: revoked digests open nothing; suspensions and ends restrict a key by its digest,
+  a tenant or an entitlement by its name, in the file or made here.
 """
 
 import re
@@ -206,17 +206,12 @@ def _keys(
     valid = {uid for uid, there in (("", section), (row.uid if row else "", row)) if there}
     made = [key for key in known.keys_of(tenant).values() if key.of in valid]
     former = {key.former_sha256 for key in made}
-    # What is denied of a value that was replaced does not concern the new one.
-    namesakes = {
-        key.name: key if digest in former or known.gone(digest) else _restricted(key, known)
-        for key in of_file
-        for digest in [key.sha256.hex()]
-    }
-    listed = {key.sha256.hex() for key in of_file}
-    for key in of_file:
-        digest = key.sha256.hex()
+    listed = {key.sha256.hex(): key for key in of_file}
+    for digest, key in listed.items():
         if digest not in former and not known.gone(digest):
-            yield KeyInForce(key=namesakes[key.name], origin="file")
+            yield KeyInForce(key=_restricted(key, known), origin="file")
+    # By its section alone: what is denied of one value does not concern another one.
+    namesakes = {key.name: key for key in of_file}
     for key_row in made:
         key = _made(tenant, key_row, file, given)
         if (namesake := namesakes.get(key.name)) is not None:

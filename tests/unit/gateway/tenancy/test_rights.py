@@ -213,9 +213,17 @@ def test_a_denial_adds_no_right(
     cluster: KnownCluster,
     data: st.DataObject,
 ) -> None:
-    """Of a row made here, its uid is denied together with its digests."""
+    """Of a row made here, all that it has is denied together, and all that its keys have."""
     before = set(in_force(file, known_of(rows, denials, cluster)))
-    deleted = [(row.uid, *row.digests) for row in rows if row.kind != "entitlement" or not row.of]
+    deleted = [
+        tuple(
+            subject
+            for each in (row, *(key for key in rows if row.kind != "key" and key.of == row.uid))
+            for subject in (each.uid, *each.digests)
+        )
+        for row in rows
+        if row.kind != "entitlement" or not row.of
+    ]
     revoked = data.draw(st.sampled_from([*((digest,) for digest in DIGESTS), *deleted]))
     gone = [Denial(what="gone", subject=each) for each in revoked]
     last = msgspec.structs.replace(data.draw(RESTRICTIONS), value=1.0, changed=4)
@@ -358,3 +366,18 @@ def test_keys_of_a_tenant_that_left_the_file_do_not_open_for_a_new_one_of_its_na
     ):
         keys = tenant_of("acme", file, known_of(rows, [])).keys
         assert [found.key.name for found in keys] == expected
+
+
+def test_a_key_is_denied_by_its_digest_not_by_its_name() -> None:
+    """Or revoking the file's key would lift what another value had of its suspension."""
+    file = file_of("acme", k=listed_key(DIGESTS[0], "k", frozenset("m"), None, None))
+    made = key_row("acme/k", "", [DIGESTS[1]], None, None, None)
+    suspended = Denial(what="suspended", subject=f"key {DIGESTS[0]}", value=1.0)
+    revoked = Denial(what="gone", subject=DIGESTS[0])
+    for denials, expected in (
+        ([suspended], [(DIGESTS[0], True), (DIGESTS[1], False)]),
+        ([suspended, revoked], [(DIGESTS[1], False)]),
+    ):
+        keys = tenant_of("acme", file, known_of([made], denials)).keys
+        assert [(each.sha256, each.key.suspended) for each in keys] == expected
+        assert keys[-1].key.models == frozenset("m"), "the section still narrows its name"
