@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.background_task import PeriodicTask
 from gateway.batches.batch_store import BatchStore
+from gateway.batches.pace import HEADROOM
 from gateway.batches.promise import (
     HOUR_S,
     RATIOS,
@@ -42,7 +43,6 @@ from gateway.records.usage import cost_nano
 
 KIND: Final = "batch_profile"
 OBSERVE_S: Final = 5.0
-HEADROOM: Final = 1
 SEED_BYTES: Final = 256 << 20
 """Of the request log's end, to seed a profile."""
 _KEEP: Final = 0.9

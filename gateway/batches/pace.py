@@ -7,24 +7,22 @@ from math import inf
 from typing import Final
 
 _FIRST: Final = 4.0
-_REFUSED_S: Final = 0.1
+_LESS: Final = 0.8
+"""What a refusal leaves of the limit: slots are seen, so most refusals are races for the last."""
+_REFUSED_S: Final = 0.01
 _MOST_S: Final = 5.0
-"""What a refusal says of a wait is a forecast, and capacity comes and goes."""
-_PEAK_S: Final = 30.0
-_HEADROOM: Final = 16
-"""One slot in so many stays free beyond the live peak."""
 
 
 class Pace:
-    """How many items of a batch may be in flight: more after answers, half after a refusal."""
+    """How many items of a batch may be in flight: more after answers, less after a refusal."""
 
     def __init__(self) -> None:
         self._limit = _FIRST
         self._calm = inf
         """Below it each answer adds one, beyond it as many answers as are in flight do."""
-        self._halved_s = self._until_s = 0.0
+        self._less_s = self._until_s = 0.0
         self._refusals = 0
-        """Since the last answer; each doubles the wait."""
+        """Since the last answer; each makes the wait four times as long."""
 
     def answered(self, running: int) -> None:
         """An item was answered while so many others were in flight."""
@@ -33,12 +31,12 @@ class Pace:
             self._limit += 1.0 if self._limit < self._calm else 1.0 / self._limit
 
     def refused(self, sent_s: float, now_s: float, wait_s: float | None) -> None:
-        """An item that was sent at `sent_s` has to come later; `wait_s`: as it was told."""
-        if sent_s >= self._halved_s:  # all that were in flight together count as one
-            self._limit = self._calm = max(1.0, self._limit / 2)
-            self._halved_s = now_s
+        """An item that was sent at `sent_s` has to come later; `wait_s`: least wait."""
+        if sent_s >= self._less_s:  # all that were in flight together count as one
+            self._limit = self._calm = max(1.0, self._limit * _LESS)
+            self._less_s = now_s
             self._refusals += 1
-        backoff_s = _REFUSED_S * 2.0 ** min(self._refusals, 8)
+        backoff_s = _REFUSED_S * 4.0 ** min(self._refusals, 8)
         self._until_s = max(self._until_s, now_s + min(_MOST_S, max(backoff_s, wait_s or 0.0)))
 
     def wait_s(self, now_s: float) -> float:
@@ -51,19 +49,27 @@ class Pace:
 
 
 class Leftovers:
-    """Slots of a model that its live requests leave: beyond their peak of the last half minute."""
+    """Slots of a model that its live requests leave.
+
+    A slot that an item holds is free again when the item ends. So what live requests may need until
+    then stays free: their peak of the last one to two times that an item takes, and one slot.
+    """
 
     def __init__(self) -> None:
         self._peaks = (0, 0)
-        """Most live sequences in this half minute and in the one before."""
-        self._window = -1
+        """Most live sequences in this window and in the one before."""
+        self._ends_s = 0.0
 
-    def slots(self, slots: int, live: int, now_s: float) -> int:
+    def slots(self, slots: int, live: int, now_s: float, item_s: float) -> int:
         """Of so many slots those that batches may use; `live` are taken by other requests."""
-        window = int(now_s / _PEAK_S)
-        if window != self._window:
-            self._peaks = (0, self._peaks[0] if window == self._window + 1 else live)
-            self._window = window
+        if now_s >= self._ends_s:
+            self._peaks = (live, self._peaks[0])
+            self._ends_s = now_s + min(max(item_s, _LEAST_S), _LONGEST_S)
         self._peaks = (max(self._peaks[0], live), self._peaks[1])
-        headroom = min(max(1, slots // _HEADROOM), slots - 1)
-        return max(0, slots - max(self._peaks) - headroom)
+        return max(0, slots - max(self._peaks) - HEADROOM)
+
+
+HEADROOM: Final = 1
+"""Slots that stay free beyond the live peak."""
+_LEAST_S: Final = 0.25
+_LONGEST_S: Final = 60.0

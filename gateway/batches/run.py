@@ -63,7 +63,13 @@ _STARTED: Final = 4
 """Items begun before others have it."""
 _MOST_AGAIN: Final = 256
 """Items to be tried again while which no new ones begin."""
-_POLL_S: Final = 0.05
+_POLL_S: Final = 0.02
+_LONG_S: Final = 5.0
+_LEARNED: Final = 0.1
+"""Weight of the newest item's time."""
+_CROWDED: Final = frozenset({"priority", "kv", "queue_full", "queue_timeout"})
+"""Reasons of refusals whose waits are forecasts of capacity, which comes and goes."""
+_IDLE_S: Final = 0.2
 _MOST_PAUSE_S: Final = 1.0
 _AGAIN_S: Final = 1.0
 _NOTED_TURNS: Final = 100
@@ -235,7 +241,11 @@ class Run:
         self.stored = Stored(around, batch, version)
         self.running: dict[asyncio.Task[None], int] = {}
         """Tries in flight, and their items' lines."""
+        self.leases: dict[str, None] = {}
+        """Of tries in flight, oldest first."""
         self.urgent = False
+        self.item_s = _LONG_S
+        """What an item takes lately; long before that is known."""
         self._records: dict[int, DecisionRecord | None] = {}
         """The newest record of each item in flight."""
         self.stopping = False
@@ -374,7 +384,8 @@ class Run:
                 return True
             if not ready:
                 wait_s = self._pace.wait_s(self._around.clock())
-                await _wait(self._wake, min(max(_POLL_S, wait_s), _MOST_PAUSE_S))
+                least_s = _POLL_S if self.running else _IDLE_S
+                await _wait(self._wake, min(max(least_s, wait_s), _MOST_PAUSE_S))
         return False
 
     async def _refill(self) -> None:
@@ -453,12 +464,15 @@ class Run:
         now_s, said = self._around.clock(), verdict(answer)
         if answer.record is not None and answer.record.attempts:
             self._output.slot_s += now_s - sent_s
+            self.item_s += (now_s - sent_s - self.item_s) * _LEARNED
         if said == "again" and item.tries + 1 < MAX_TRIES:
             self._around.metrics.batch_retries.add(self.batch.model)
             heappush(self._again, (now_s + 4.0**item.tries, item._replace(tries=item.tries + 1)))
         elif said in {"later", "no_right"} and answer.refusal is not None:
             self._waiting.appendleft(item)
-            self._pace.refused(sent_s, now_s, answer.refusal.retry_after_s)
+            reason, wait_s = answer.refusal.reason, answer.refusal.retry_after_s
+            if reason != "evicted":  # it made way for one request, and others go on
+                self._pace.refused(sent_s, now_s, None if reason in _CROWDED else wait_s)
             self._say(answer.refusal.message)
         else:
             self._take(item, answer)
@@ -495,6 +509,7 @@ class Run:
             principal=principal,
         )
         record = None
+        self.leases[lease_id] = None
         try:
             await around.pipeline.serve(incoming, reply)
             record = await self._record(item.line)
@@ -502,6 +517,8 @@ class Run:
         except Exception:  # noqa: BLE001 - a defect is this item's failure
             _log.exception("batch %s, line %d failed in the gateway", which.batch, item.line + 1)
             refusal = Refusal("The gateway failed on this request.", reason="internal_error")
+        finally:
+            del self.leases[lease_id]
         if refusal is None:
             return Answer(reply.status, body, None, lease_id, record)
         body = around.error_body(refusal, self._endpoint.dialect)

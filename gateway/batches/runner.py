@@ -20,7 +20,7 @@ from gateway.background_task import BackgroundTasks
 from gateway.batches.pace import Leftovers
 from gateway.batches.run import Around, Run, Stored, post, turn, unposted
 from gateway.errors import NotFound, StateFailure
-from gateway.fleet.fleet import available
+from gateway.fleet.fleet import PoolState, available
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.pipeline.plan import find_model
 from gateway.ports import Changed
@@ -35,6 +35,8 @@ SILENT_S: Final = 15.0
 MOST_RUNNING: Final = 8
 """Batches of a model that a process runs at once: each holds some MiB."""
 _CLOSE_S: Final = 10.0
+_GIVE_WAY_S: Final = 0.005
+_IDLE_S: Final = 0.1
 
 _log = logging.getLogger("sluice.batches")
 
@@ -59,6 +61,11 @@ class _Share:
     def running(self) -> int:
         """Items in flight."""
         return sum(len(run.running) for run in self.runs)
+
+    @property
+    def item_s(self) -> float:
+        """Seconds that an item takes."""
+        return max(run.item_s for run in self.runs)
 
 
 class Runner:
@@ -87,7 +94,7 @@ class Runner:
 
     def start(self) -> None:
         """Begin to look for batches; call within the running loop."""
-        self._tasks.start(self._watch())
+        self._tasks.start(self._watch(), self._give_way())
 
     async def close(self) -> None:
         """Commit what is done, and leave the batches to others."""
@@ -224,11 +231,39 @@ class Runner:
                 slots += len(available(pool, now_s)) * pool.slots_per_worker
                 busy += pool.inflight + pool.total_elsewhere
         running = share.running
-        free = share.leftovers.slots(slots, max(0, busy - running), now_s) - running
+        free = share.leftovers.slots(slots, max(0, busy - running), now_s, share.item_s)
+        free -= running
         if run.urgent:
             return slots - len(run.running)
         earlier = [each for each in share.runs if turn(each.batch) < turn(run.batch)]
         return free - sum(each.wants for each in earlier)
+
+    async def _give_way(self) -> None:
+        """Have items end at once, the youngest first, where live requests fill a pool beyond them.
+
+        Live requests would wait at their engine for an item's end; the item is asked again.
+        """
+        while True:
+            busy = any(run.running for run, _ in self._runs.values())
+            await asyncio.sleep(_GIVE_WAY_S if busy else _IDLE_S)
+            for name, share in self._shares.items():
+                for served in self._served(name):
+                    for pool in served.fleet.routed:
+                        slots = sum(pool.present) * pool.slots_per_worker
+                        if (over := pool.inflight - slots) > 0:
+                            self._evict(share, pool, over)
+
+    def _evict(self, share: _Share, pool: PoolState, over: int) -> None:
+        pipeline = self._around.pipeline
+        for run in sorted(share.runs, key=lambda run: turn(run.batch), reverse=True):
+            for lease_id in () if run.urgent else list(reversed(run.leases)):
+                worker = pipeline.worker_of(lease_id)
+                if worker is None or pool.active[worker] <= pool.slots_per_worker:
+                    continue
+                pipeline.evict(lease_id)
+                over -= 1
+                if not over:
+                    return
 
     def _served(self, name: str) -> list[ModelRuntime]:
         """The models that a name in a batch stands for; none while there is none."""

@@ -180,6 +180,13 @@ class Pipeline:
             progress.evicted = True
             attempts.task.cancel()
 
+    def worker_of(self, lease_id: str) -> int | None:
+        """The worker in its pool that a request is bound to which could be evicted."""
+        progress = self._held.get(lease_id)
+        attempts = None if progress is None or progress.evicted else progress.attempts
+        binding = None if attempts is None else attempts.binding
+        return None if binding is None else binding.worker
+
     def extend(self) -> None:
         """Have the leases of streams that run past their reserve reserve more.
 

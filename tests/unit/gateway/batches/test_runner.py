@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from gateway.admission.terms import AdmissionRequest
 from gateway.errors import RateLimited
+from gateway.fleet import fleet
 from gateway.records.batch import Batch, Promise
-from gateway.records.lease import Lease
+from gateway.records.lease import Lease, Limits
 from gateway.records.request import Principal, TenantKey
 from tests.builders import error_answer, keyring_of
 from tests.fakes import FakeStore, failure, whole
@@ -195,7 +196,15 @@ async def test_engines_gone_for_a_quarter_of_an_hour_cost_no_item() -> None:
     process = Process(world)
     answer = process.upstream.script
     process.upstream.script = [failure("connect")]
-    loop.call_at(900, setattr, process.upstream, "script", answer)
+
+    def back() -> None:
+        process.upstream.script = answer
+        for pool in process.served.fleet.pools:  # as a probe finds
+            for engine in pool.engines:
+                engine.up = True
+            fleet.refresh(pool)
+
+    loop.call_at(900, back)
     await _ends(world, process)
     assert_once(world)
     assert len(process.upstream.calls) < 4000, "it does not ask all the time"
@@ -264,16 +273,48 @@ async def test_a_creator_without_rights_waits_and_is_told_why() -> None:
 
 @in_virtual_time
 async def test_live_requests_keep_their_slots() -> None:
-    """Of 16 slots of two pools 9 were in use lately, and one stays free beyond."""
+    """Of 16 slots of two pools 9 are in use, and one stays free beyond."""
     world = World()
     await world.create(60)
     process = Process(world)
     process.served.fleet.pools[0].inflight = 9
     running = asyncio.create_task(process.run_until(completed(world)))
-    await asyncio.sleep(5)
+    await asyncio.sleep(10)
+    assert process.upstream.most == 6
     process.served.fleet.pools[0].inflight = 0
     await running
-    assert process.upstream.most == 6
+    assert process.upstream.most == 15
+
+
+@in_virtual_time
+async def test_items_end_at_once_where_live_requests_fill_their_pool() -> None:
+    class Managed(FakeStore):
+        async def admit(self, ask: AdmissionRequest) -> Lease:
+            limits = Limits(
+                sequences=9,
+                sequences_free=9,
+                sequences_reset_s=0,
+                tokens=0,
+                tokens_free=0,
+                tokens_reset_s=0,
+            )
+            return replace(await super().admit(ask), limits=limits)
+
+    world = World()
+    await world.create(60)
+    process = Process(world, leases=Managed())
+    process.served.fleet.pools[1].inflight = 8
+    running = asyncio.create_task(process.run_until(completed(world)))
+    await asyncio.sleep(9)
+    assert process.upstream.now == 7
+    process.served.fleet.pools[0].active[0] += 3  # live requests
+    process.served.fleet.pools[0].inflight = process.upstream.now + 3
+    await asyncio.sleep(0.02)
+    assert process.upstream.cancelled >= 2
+    process.served.fleet.pools[0].active[0] -= 3
+    process.served.fleet.pools[0].inflight = 0
+    await running
+    assert_once(world, 60)
 
 
 @in_virtual_time
