@@ -223,12 +223,9 @@ def _entitlement(
     slow = (fleet.ttft_s > owner.slo_ms / 1000) & (owner.slo_ms > 0)
     slow |= (fleet.tpot_s > owner.slo_tpot_ms / 1000) & (owner.slo_tpot_ms > 0)
     first = np.array(outcome.first_refusals, dtype=object)
-    put_off = mine & (reasons == "") & slow & (first != "")  # its client came back, too late
+    put_off = mine & (reasons == "") & (first != "")  # its client came back
     limited = np.isin(np.where(put_off, first, reasons), list(OWN_LIMITS)) & mine
-    before = 0.0
-    if log.limited is not None and log.served is not None:
-        then = log.limited if owner.slo_ms else log.limited & ~log.served
-        before = float(weights[mine & then].sum())
+    before = 0.0 if log.limited is None else float(weights[mine & log.limited].sum())
     unserved = float(weights[mine & (reasons != "")].sum()) / max(float(weights[mine].sum()), 1.0)
     if owner.service_class in BACKFILL:  # promised no capacity
         at_once = (reasons == "") & ~put_off

@@ -36,8 +36,6 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Model of each request; "" if not known."""
     limited: NDArray[np.bool_] | None = None
     """Whether its entitlement's own limits refused an attempt at it when it was recorded."""
-    served: NDArray[np.bool_] | None = None
-    """Whether it was served in the end."""
     comes_back: bool = True
     """Whether clients come back after a refusal; assumed where the log does not tell."""
     cut_shares: tuple[tuple[float, float, float], ...] = ()
@@ -70,7 +68,6 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
             asked=None if self.asked is None else self.asked[index],
             models=tuple(self.models[i] for i in picked) if self.models else (),
             limited=None if self.limited is None else self.limited[index],
-            served=None if self.served is None else self.served[index],
         )
 
 
@@ -127,7 +124,6 @@ def read_recorded(
         asked=_known([r.asked for r in rows]),
         models=tuple(r.model for r in rows),
         limited=np.array([r.limited for r in rows]),
-        served=np.array([r.served for r in rows]),
         comes_back=not demand.tells_retries
         or demand.unserved < ENOUGH
         or demand.retries > demand.unserved / 2,
