@@ -9,8 +9,8 @@ Computed anew on every change, by name; nothing remembers what was joined before
 - Last come those that administrators made.
 - A key opens while its tenant, or its entitlement, is there: of a key that administrators made,
   the very one that it was made for.
-- Denials come last: revoked digests open nothing; suspensions and ends restrict a key by its digest,
-  a tenant or an entitlement by its name, in the file or made here.
+- Denials come last: revoked digests open nothing; suspensions and ends restrict a key by its
+  digest, a tenant or an entitlement by its name, in the file or made here.
 """
 
 import re
