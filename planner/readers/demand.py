@@ -45,6 +45,8 @@ class Demanded(NamedTuple):
     """Whether its entitlement's own limits refused an attempt at it."""
     transfer_s: float = nan
     """Of a prompt that another engine computed: until the first token of the one that answered."""
+    key: str = ""
+    """Name, or fingerprint, of the API key that it came with."""
 
     @property
     def measured(self) -> bool:
@@ -190,6 +192,7 @@ def _attempt(
         served=served,
         limited=outcome == "refused" and record.get("reason") in OWN_LIMITS,
         transfer_s=_optional(record, "prefill.transfer_s"),
+        key=_name(record, "key" if fields.outcome else None),
     )
     if served and not request.measured:
         return None

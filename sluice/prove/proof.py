@@ -11,6 +11,7 @@ import numpy as np
 
 from gateway.records import proof as records
 from gateway.records.entitlement import BACKFILL
+from gateway.records.tenancy import fingerprint
 from gateway.settings import Config, ModelConfig, load
 from gateway.settings.config import digest_of
 from gateway.settings.tenants import EntitlementConfig
@@ -19,6 +20,7 @@ from sluice.prove.budgets import budget_findings
 from sluice.prove.processes import Progress, run_all
 from sluice.prove.trial import Engines, Sample, Trial, read_engines, sampled, states_transfer
 from sluice.prove.verdict import (
+    PROMISED,
     Change,
     Finding,
     Tally,
@@ -178,7 +180,8 @@ def _findings(
                 promise, limits = _promise(entitlement)
                 subject = judge(subject, promise, counts, limits=limits, pools=pools)
             own = [f"it expires at {entitlement.expires_at}"] * bool(entitlement.expires_at)
-            yield withheld(subject, [*doubts, *own])
+            subject = withheld(subject, [*doubts, *own])
+            yield subject if recorded is None else _let_in(config, entitlement, recorded, subject)
         for name in model.all_pools:
             subject = _cannot_tell("pool", name, unknown, model.name)
             if runs:
@@ -224,6 +227,30 @@ def _doubts(
         yield "compression is on, and the log does not say which share of such prompts can be cut"
     if recorded.left_out > LEFT_OUT * len(recorded.at_s):
         yield f"{recorded.left_out:,} requests of the log have no lengths or times"
+
+
+def _let_in(
+    config: Config, entitlement: EntitlementConfig, recorded: RecordedTraffic, subject: Finding
+) -> Finding:
+    """The finding, or what follows for it from the keys that its requests came with.
+
+    A key that the file does not have may have been made at run time.
+    """
+    keys = [
+        key
+        for owner, key in zip(recorded.entitlements, recorded.keys, strict=False)
+        if owner == entitlement.name
+    ]
+    tenant = next((one for one in config.tenants if one.name == entitlement.tenant), None)
+    named = {key.name: key for key in tenant.keys} if tenant is not None else {}
+    own = {fingerprint(key.removeprefix("sha256:")) for key in entitlement.api_keys}
+    shut = {name for name, key in named.items() if key.suspended}
+    refused = len(keys) if tenant is not None and tenant.suspended else sum(k in shut for k in keys)
+    if refused > (1 - PROMISED) * len(keys):
+        reason = f"suspended in the file: {refused:,} of {len(keys):,} requests are refused"
+        return msgspec.structs.replace(subject, verdict="breaks", reason=reason)
+    strange = sorted(set(keys) - {"", *named, *own})
+    return withheld(subject, [f"the file does not have key {', '.join(strange)}"] * bool(strange))
 
 
 def _promise(entitlement: EntitlementConfig) -> tuple[str, str]:

@@ -34,6 +34,8 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Limit that each request set for its answer, NaN for none; None if no record tells."""
     models: tuple[str, ...] = ()
     """Model of each request; "" if not known."""
+    keys: tuple[str, ...] = ()
+    """Name, or fingerprint, of the key of each request; "" if not known."""
     limited: NDArray[np.bool_] | None = None
     """Whether its entitlement's own limits refused an attempt at it when it was recorded."""
     comes_back: bool = True
@@ -67,6 +69,7 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
             text_bytes=None if self.text_bytes is None else self.text_bytes[index],
             asked=None if self.asked is None else self.asked[index],
             models=tuple(self.models[i] for i in picked) if self.models else (),
+            keys=tuple(self.keys[i] for i in picked) if self.keys else (),
             limited=None if self.limited is None else self.limited[index],
         )
 
@@ -123,6 +126,7 @@ def read_recorded(
         text_bytes=_known([r.text_bytes for r in rows]),
         asked=_known([r.asked for r in rows]),
         models=tuple(r.model for r in rows),
+        keys=tuple(r.key for r in rows),
         limited=np.array([r.limited for r in rows]),
         comes_back=not demand.tells_retries
         or demand.unserved < ENOUGH

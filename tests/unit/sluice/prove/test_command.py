@@ -192,6 +192,34 @@ def test_an_entitlement_that_went_breaks_for_its_requests(tmp_path: Path) -> Non
     assert found["entitlement renamed"]["verdict"] == "cannot tell"
 
 
+TENANT = """\
+tenants:
+  - name: a
+    keys: [{name: app, sha256: "%s"}]
+""" % ("1" * 64)
+
+
+def test_keys_that_the_file_suspends_are_refused_and_those_it_lacks_are_not_known(
+    tmp_path: Path,
+) -> None:
+    log = [each | {"key": "app"} for each in GOLD] + DEEP
+
+    def gold(tenant: str) -> dict[str, Any]:
+        result = run(tmp_path, FILE + tenant, log, "--json")
+        return findings(result)["entitlement gold"]
+
+    assert gold(TENANT)["verdict"] == "holds"
+    for suspended in (
+        TENANT.replace("{name: app,", "{name: app, suspended: true,"),
+        TENANT.replace("name: a\n", "name: a\n    suspended: true\n"),
+    ):
+        assert gold(suspended)["verdict"] == "breaks"
+        assert "1,000 of 1,000 requests are refused" in gold(suspended)["reason"]
+    lacking = gold(TENANT.replace("name: app", "name: other"))
+    assert lacking["verdict"] == "cannot tell"
+    assert "does not have key app" in lacking["reason"]
+
+
 def test_what_may_change_by_itself_or_end_is_not_known(tmp_path: Path) -> None:
     expires = FILE.replace("target_ms: 300", 'target_ms: 300, expires_at: "2030-01-01T00:00:00Z"')
     found = findings(run(tmp_path, expires, GOLD + DEEP, "--json"))
