@@ -93,8 +93,9 @@ class Forecaster:
     async def start(self) -> None:
         """Read the profiles and begin to observe."""
         for name in self._names():
-            await self._read(name)
             seen = self._seen_of(name)
+            with contextlib.suppress(StateFailure):
+                await self._read(name)
             seen.seconds.a, seen.seconds.b = seen.profile.seconds
         if self._request_log is not None and not any(s.profile.hours for s in self._seen.values()):
             logged = await asyncio.to_thread(hours_of_log, self._request_log, self._hour)
@@ -176,9 +177,8 @@ class Forecaster:
         expected = served.estimator.estimate(endpoint, facts, batch.tenant)
         output = expected.output_tokens * lines
         if file.unlimited < lines:
-            limited = lines - file.unlimited
-            each = min(file.output_tokens / limited, expected.output_tokens)
-            output = round(each * limited + expected.output_tokens * file.unlimited)
+            limited = min(file.output_tokens, expected.output_tokens * (lines - file.unlimited))
+            output = limited + expected.output_tokens * file.unlimited
         prompt = expected.input_tokens_total * lines
         price = served.price
         cost = 0 if price is None else cost_nano(price, prompt, output)
@@ -246,6 +246,8 @@ class Forecaster:
         passed_s, self._observed_s = now_s - self._observed_s, now_s
         over, self._hour = self._hour, hour
         for name in self._names():
+            if name not in self._models:  # a reload removed it meanwhile
+                continue
             seen, items = self._seen_of(name), self._running(name)
             seen.since_s += passed_s
             seen.live_s += self._live(name) * passed_s

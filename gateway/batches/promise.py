@@ -15,6 +15,7 @@ are the same in every call, so more work or less capacity never gives an earlier
 
 from collections.abc import Sequence
 from math import ceil, exp, inf
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -33,7 +34,7 @@ DRAWS: Final = 400
 RATIOS: Final = 64
 """Ended batches that a profile remembers."""
 NAMED_S: Final = 60
-NAMED_MARGIN: Final = 1.02
+NAMED_MARGIN: Final = 1.005
 """The earliest window is named in whole minutes and a little longer, for it is asked for later."""
 _WIDE: Final = 0.5
 """Standard deviation of the logarithm of live demand about which nothing is known."""
@@ -106,11 +107,12 @@ def work(
     by_unix_s: float | None = None,
 ) -> Work:
     """The work left of a batch of which `done` items took `used_slot_s`."""
-    ratios = profile.ratios
-    weigh = 1 + len(ratios)
-    mean = sum(ratios) / weigh
-    spread2 = sum((ratio - mean) ** 2 for ratio in ratios) + _UNKNOWN_WORK**2 / weigh
-    spread2 /= weigh
+    ratios, weigh = profile.ratios, 1 + len(profile.ratios)
+    middle = median(ratios) if ratios else 0.0
+    mean = middle * len(ratios) / weigh
+    # By the median deviation: one odd batch must not widen the promises of all that follow.
+    spread = 1.4826 * median([abs(r - middle) for r in ratios]) if ratios else 0.0
+    spread2 = (len(ratios) * spread**2 + _UNKNOWN_WORK**2 / weigh) / weigh
     each = planned_slot_s / max(items, 1) * exp(mean)
     each = (each * _ITEMS + used_slot_s) / (_ITEMS + done)
     doubt = (1 / (1 / spread2 + done / _ITEM_SPREAD**2)) ** 0.5
