@@ -134,6 +134,15 @@ BENCHES = {
         },
         1,
     ),
+    "batches": Bench(
+        "promises of batches and how many are kept; what batches cost live requests; 10^6 items",
+        {
+            "calibration": "batches.calibration:run",
+            "live": "batches.live:live",
+            "million": "batches.live:million",
+        },
+        1,
+    ),
     "quotes": Bench(
         "quotes of the time to first token, and how many come true, by load",
         {"quotes": "quotes.run:run"},

@@ -110,7 +110,8 @@ class Intake:
         traffic = requests.traffic
         self._prompts: list[int] = traffic.prompt_tokens.tolist()
         self._outputs: list[int] = traffic.output_tokens.tolist()
-        self._owners: list[int] = requests.entitlement.tolist()
+        self.owners: list[int] = requests.entitlement.tolist()
+        """Index of the entitlement with which each request goes."""
         self._bytes: list[int] = requests.text_bytes.tolist()
         self._asked: list[int] = requests.asked_tokens.tolist()
         self._categories = requests.categories
@@ -195,7 +196,7 @@ class Intake:
         facts = BodyFacts(
             model=self._served.name, measure=measure, stream=True, cap_tokens=asked or None
         )
-        flight = Flight(index, self._tenants[self._owners[index]], facts)
+        flight = Flight(index, self._tenants[self.owners[index]], facts)
         flight.prompt_tokens = self._prompts[index]
         # A client that sets a limit gets no more than that.
         flight.output_tokens = min(self._outputs[index], asked or self._outputs[index])

@@ -59,18 +59,31 @@ def run_pipeline(
 
     `retries`: how often a client comes back.
     """
-    run = _Run(gateway, requests, seed, retries)
+    run = Run(gateway, requests, seed, retries)
     run.all(failures, progress)
     return run.outcome()
 
 
-class _Run:
-    """The clock, arrivals and timers of one run."""
+class Run:
+    """The clock, arrivals and timers of one run.
+
+    The last `called` requests do not arrive by themselves: a subclass calls `arrive`.
+    """
+
+    tick_every_s = TICK_S
+    look_every_s = LOOK_S
 
     def __init__(
-        self, gateway: Gateway, requests: TenantTraffic, seed: int, retries: int = 0
+        self,
+        gateway: Gateway,
+        requests: TenantTraffic,
+        seed: int,
+        retries: int = 0,
+        *,
+        called: int = 0,
     ) -> None:
         self.requests, self.served = requests, gateway.served
+        self._called = called
         self.leases = Leases(gateway)
         self.random = np.random.default_rng(seed)
         self.intake = Intake(gateway, requests, self.leases, self.random)
@@ -84,7 +97,15 @@ class _Run:
         self.timers: list[tuple[float, int, Timer, Flight]] = []
         self.order = count()
 
+    def goes_on(self, *, arriving: bool) -> bool:
+        """Whether there is more to simulate; `arriving`: more requests come."""
+        return arriving or bool(self.serving.flights or self.again)
+
+    def after(self, now_s: float) -> None:
+        """Called after each event."""
+
     def arrive(self, index: int, now_s: float) -> None:
+        """Take a request in, or refuse it."""
         self.serving.columns.reasons[index] = ""
         flight = self.intake.enter(index, now_s)
         if isinstance(flight, Refused):
@@ -133,10 +154,10 @@ class _Run:
         """Run to the end."""
         arrivals: list[float] = self.requests.traffic.arrival_s.tolist()
         changes = list(changes_of(failures))[::-1]
-        n, at, tick_s = len(arrivals), 0, TICK_S
+        n, at, tick_s = len(arrivals) - self._called, 0, self.tick_every_s
         look_s = 0.0 if self.served.fleet.reads_metrics else inf
         again = self.again
-        while at < n or self.serving.flights or again:
+        while self.goes_on(arriving=at < n):
             engine_s = self.serving.engines.next_s()
             timer_s = self.timers[0][0] if self.timers else inf
             change_s = changes[-1][0] if changes else inf
@@ -152,10 +173,10 @@ class _Run:
                 _, _, what, flight = heappop(self.timers)
                 self.rang(what, flight, now_s)
             elif look_s <= now_s:
-                look_s += LOOK_S
+                look_s += self.look_every_s
                 self.serving.engines.report(now_s)
             elif tick_s <= now_s:
-                tick_s += TICK_S
+                tick_s += self.tick_every_s
                 self.serving.tick(now_s)
             elif again_s <= now_s:
                 self.arrive(heappop(again)[1], now_s)
@@ -164,6 +185,7 @@ class _Run:
                 at += 1
                 if progress is not None and at % PROGRESS_EVERY == 0:
                     progress(at)
+            self.after(now_s)
 
     def outcome(self) -> PipelineOutcome:
         """The results of all requests."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulator.fleet.failures import Outage
 from simulator.pipeline.engine_fleet import RankedEngine, SoleEngine
 from simulator.pipeline.records import Gateway
-from simulator.pipeline.run import _Run
+from simulator.pipeline.run import Run
 from sluice.simulated.gateway import policies_of
 from tests.unit.simulator.pipeline.test_run import gateway, requests, run
 
@@ -105,7 +105,7 @@ def test_nothing_is_left_of_any_request_whatever_fails(
 ) -> None:
     served = in_phases(decode=RANKS if ranked else ALONE, link=link)
     sent = requests(served, rate, count=300, prompts=(50, 3000))
-    simulated = _Run(served, sent, 3)
+    simulated = Run(served, sent, 3)
     simulated.all(outages, None)
     found = simulated.outcome()
 

@@ -1,0 +1,1 @@
+"""Batches: whether promises are kept, and what they cost live requests."""
