@@ -523,6 +523,8 @@ def upstream_call(
         # An inference gateway before the engines shares by tenant and ranks by class. The names are
         # the llm-d router's, and those of the Gateway API Inference Extension before it.
         tenant, objective = attempts.principal.tenant, attempts.principal.service_class
+        if attempts.lease.current.spilled:
+            objective = "spot"
         lines += b"".join(
             b"x-%b-inference-fairness-id: %b\r\nx-%b-inference-objective: %b\r\n"
             % (who, tenant.encode(), who, objective.encode())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from bench.changing_fleet.fleet import ADMIN, gateway
 
@@ -115,6 +116,20 @@ async def test_a_request_says_whose_it_is_and_what_clients_say_never_arrives(
             "x-gateway-inference-fairness-id": "acme",
             "x-gateway-inference-objective": "guaranteed",
         }
+
+
+async def test_what_gets_leftovers_only_is_told_as_spot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond a budget, and as an item of a batch: engines' routers rank it as the gateway does."""
+    spent = {"tokens": 1, "window": "day", "on_exceed": "spot"}
+    monkeypatch.setitem(ENTITLEMENT, "budgets", [spent])
+    async with (
+        Router().listening() as router,
+        before(tmp_path, router, flow_headers=True) as client,
+    ):
+        assert (await ask(client)).status_code == 200
+        assert steering(router.heads[-1])["x-gateway-inference-objective"] == "spot"
 
 
 async def test_without_the_setting_nothing_is_said(tmp_path: Path) -> None:
