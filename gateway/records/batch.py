@@ -100,9 +100,9 @@ class Batch(Record, frozen=True, kw_only=True, omit_defaults=True):
     """`batch_` and 128 random bits."""
     tenant: str
     entitlement: str
-    """Of its creator, for the model."""
+    """Of its creator, for the model; empty where its items' models may be several, each with one."""
     key: str = ""
-    """Name of its creator's key; empty for a key of the entitlement's own."""
+    """Name of its creator's key or token; empty for a key of the entitlement's own."""
     endpoint: str
     model: str
     """As its requests name it."""

@@ -230,6 +230,10 @@ class IssuerRules(Record, frozen=True, kw_only=True):
     """Value of the role's claim -> role on the admin routes."""
 
 
+TOKEN_NAME: Final = "jwt:"
+"""What names of tokens begin with, and names of keys never do."""
+
+
 class TokenIdentity(Record, frozen=True, kw_only=True):
     """Who a verified token is, and until when it counts."""
 

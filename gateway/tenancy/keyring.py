@@ -18,7 +18,7 @@ from gateway.ports import TokenVerifier
 from gateway.records.entitlement import RESERVING
 from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Principal, RequestHead, TenantKey
-from gateway.records.tenancy import TokenIdentity
+from gateway.records.tenancy import TOKEN_NAME, TokenIdentity
 
 DIRECTORY: Final = "tenants"
 CLUSTER_GRANTS: Final = "the entitlements of the cluster"
@@ -292,6 +292,17 @@ class Keyring:
             verified.revision = self._revision
         return verified.principal
 
+    def past_token(self, tenant: str, name: str, entitlement: str) -> Principal | None:
+        """What a token that once used an entitlement opens of it now; None for nothing."""
+        own = self._tenants.get(tenant, {})
+        if self.verifier is None or entitlement not in own:
+            return None
+        key = self._defaults.get(tenant)
+        if key is None or (key.only_listed and entitlement not in key.entitlements):
+            key = TenantKey(tenant=tenant, name="", sha256=b"")  # the token listed it
+        listed = {"name": name, "entitlements": (entitlement,), "only_listed": True}
+        return _opened(msgspec.structs.replace(key, **listed), own)
+
 
 def _opened(key: TenantKey, entitlements: Mapping[str, Principal]) -> Principal:
     """The principal of a tenant's key, given its tenant's entitlements by name."""
@@ -365,19 +376,19 @@ def creator(
 ) -> Principal:
     """Who made a batch, with the rights of now, by names: its key may have been rotated.
 
-    `key`: empty for a key of the entitlement's own, and for a token. Raises Refusal as
-    `authenticate` does.
+    `key`: empty for a key of the entitlement's own. Raises Refusal as `authenticate` does.
     """
     if DIRECTORY in keyring.unread:
         raise _not_read()
     if keyring.open and keyring.verifier is None and not keyring.unread:
         return OPEN
-    if key:
+    if key.startswith(TOKEN_NAME):
+        principal = keyring.past_token(tenant, key, entitlement)
+    elif key:
         principal = keyring.key_named(tenant, key)
     else:
-        principal = keyring.entitlements_of(tenant).get(entitlement)
-        if keyring.verifier is None and not keyring.has_own_key(entitlement):
-            principal = None
+        own = keyring.entitlements_of(tenant)
+        principal = own.get(entitlement) if keyring.has_own_key(entitlement) else None
     if principal is None:
         if keyring.unread:
             raise _not_read()

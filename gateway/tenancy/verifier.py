@@ -30,7 +30,7 @@ from jwt import PyJWK, PyJWTError
 
 from gateway.errors import KeysAwaited, Refusal, Unauthorized
 from gateway.metrics import Metrics
-from gateway.records.tenancy import IssuerRules, TokenIdentity
+from gateway.records.tenancy import TOKEN_NAME, IssuerRules, TokenIdentity
 
 ROLES: Final = ("viewer", "operator", "owner")
 """Roles on the admin routes; each may do all that those before it may."""
@@ -420,7 +420,7 @@ def identity_of(claims: Mapping[str, object], rules: IssuerRules, exp: float) ->
     name = subject[:MAX_NAME] if isinstance(subject, str) else ""
     return TokenIdentity(
         issuer=rules.issuer,
-        name="jwt:" + "".join(c if c.isascii() and c.isprintable() else "?" for c in name),
+        name=TOKEN_NAME + "".join(c if c.isascii() and c.isprintable() else "?" for c in name),
         until_unix_s=exp + rules.leeway_s,
         tenant=tenant if isinstance(tenant, str) and tenant else None,
         tenant_claim=rules.tenant_claim,

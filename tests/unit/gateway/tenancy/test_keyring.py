@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gateway.errors import Forbidden, KeysAwaited, Unauthorized
 from gateway.payload.head import digest_of, read_head
@@ -16,7 +17,14 @@ from gateway.records.limit import Limit
 from gateway.records.request import OPEN, Principal, TenantKey
 from gateway.records.tenancy import TokenIdentity
 from gateway.tenancy import keyring as stage
-from gateway.tenancy.keyring import Keyring, KnownTokens, authenticate, authenticate_head, entitled
+from gateway.tenancy.keyring import (
+    Keyring,
+    KnownTokens,
+    authenticate,
+    authenticate_head,
+    creator,
+    entitled,
+)
 from tests.builders import keyring_of
 
 
@@ -443,3 +451,41 @@ def test_a_head_keeps_a_token_and_no_key_and_shows_neither() -> None:
         assert "one" not in repr(head)
         assert TOKEN not in head.forwarded
     assert read_head([(b"authorization", b"Bearer sk-key")]).token is None
+
+
+# -- who made a batch, by names
+
+
+def test_a_batch_of_a_token_has_what_its_tenants_tokens_open_now() -> None:
+    keyring = of_verifier(Verifier())
+    made = entitled(known(keyring), "m", 0.0)
+
+    def now() -> Principal:
+        return entitled(creator(keyring, "t", made.entitlement, made.key, 0.0), "m", 0.0)
+
+    assert now() == made
+    each = Limit(id="k", scope="key", name="t/", unit="requests", amount=1, window="minute")
+    default = TenantKey(tenant="t", name="", sha256=b"", limits=(each,))
+    keyring.default_to("t", default)
+    assert now().limits == (each,)
+    keyring.default_to("t", replace(default, models=frozenset({"n"})))
+    with pytest.raises(Forbidden, match="does not open"):
+        now()
+    keyring.default_to("t", replace(default, suspended=True))
+    with pytest.raises(Forbidden, match="suspended"):
+        now()
+    keyring.default_to("t", None)
+    keyring.remove(made.entitlement)
+    with pytest.raises(Unauthorized, match="gone"):
+        now()
+
+
+def test_a_batch_of_an_entitlements_own_key_goes_no_further_than_the_key() -> None:
+    for keyring in (Keyring(), Keyring(verifier=Verifier())):
+        keyring.put(who("a"), (digest("one"),))
+        assert creator(keyring, "t", "a", "", 0.0).entitlement == "a"
+        keyring.put(who("a"), (digest("rotated"),))
+        assert creator(keyring, "t", "a", "", 0.0).entitlement == "a"
+        keyring.put(who("a"), ())
+        with pytest.raises(Unauthorized, match="gone"):
+            creator(keyring, "t", "a", "", 0.0)
