@@ -349,6 +349,9 @@ class Documents(Protocol):
     ) -> list[Document]:
         """A tenant's documents by creation, newest first, that follow one ("": from the start)."""
 
+    async def count(self, kind: str, tenant: str) -> int:
+        """How many documents of a kind a tenant has."""
+
     async def open_names(self, kind: str) -> list[str]:
         """Ids of all tenants' open documents, oldest first."""
 

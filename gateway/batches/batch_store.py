@@ -64,6 +64,10 @@ class BatchStore:
         page = await self.documents.page(name, tenant, after, limit, oldest_first=oldest_first)
         return [(_read(kind, found), found.version) for found in page]
 
+    async def count(self, kind: type[Stored], tenant: str) -> int:
+        """How many a tenant has, unfinished or not."""
+        return await self.documents.count(_KINDS[kind], tenant)
+
     async def open_names(self, kind: type[Batch] | type[StoredFile]) -> list[str]:
         """Ids of the unfinished batches, or of all files, of all tenants."""
         return await self.documents.open_names(_KINDS[kind])

@@ -255,7 +255,7 @@ class Run:
         self._slots = slots
         self._endpoint = ROUTES[batch.endpoint]
         self._head = RequestHead(
-            entitlement=batch.entitlement,
+            entitlement=batch.entitlement or None,
             forwarded=lines_of([(b"content-type", b"application/json")]),
         )
         self._pace = Pace()

@@ -23,10 +23,13 @@ from gateway.ports import Changed, Full
 from gateway.records.batch import ENDED, Batch, LineProblem, StoredFile
 from gateway.records.record import Record
 from gateway.records.request import Principal
+from gateway.records.tenancy import TOKEN_NAME
 from gateway.routing.split_alias import SplitAlias
 from gateway.tenancy.keyring import entitled
 
 MAX_WINDOW_S: Final = 30 * 86_400
+MAX_BATCHES: Final = 5_000
+"""Of one tenant, ended ones included: beyond it the oldest of these go."""
 MAX_UPLOADS: Final = 4
 """Of one tenant at a time in this process."""
 FORM_BYTES: Final = 1 << 16
@@ -223,12 +226,12 @@ class BatchService:
             )
         problems = stored.problems or _mismatch(stored, asked.endpoint)
         if not problems:
-            principal = self._entitled(principal, stored.model, entitlement)
+            entitlement = self._entitlement(principal, stored.model, entitlement)
         keep_s = self.bounds.keep_s
         batch = Batch(
             id=new_id("batch_"),
             tenant=principal.tenant,
-            entitlement=principal.entitlement,
+            entitlement=entitlement or "",
             key=principal.key,
             endpoint=asked.endpoint,
             model=stored.model,
@@ -321,13 +324,19 @@ class BatchService:
                 await contents.delete(name)
 
     async def _drop_old_batches(self, tenant: str) -> None:
-        """A tenant's oldest batches go as it makes new ones."""
-        for batch, version in await self.store.page(Batch, tenant, "", 10, oldest_first=True):
+        """A tenant's oldest batches go as it makes new ones, with their outputs."""
+        many = await self.store.count(Batch, tenant) >= MAX_BATCHES
+        looked = 10 + self.bounds.max_open * many  # beyond those that stay because they are open
+        for batch, version in await self.store.page(Batch, tenant, "", looked, oldest_first=True):
             gone_unix_s = batch.expires_unix_s + LATE_S + batch.keep_s
-            if batch.status in ENDED and gone_unix_s < self._now():
-                with contextlib.suppress(Changed):
-                    await self.store.delete(batch, version)
-                    await self.store.contents.delete(batch.id)
+            if batch.is_open or not (many or gone_unix_s < self._now()):
+                continue
+            with contextlib.suppress(Changed):
+                for output in batch.outputs(now_unix_s=0):
+                    if found := await self.store.get(StoredFile, output.id):
+                        await self.store.delete(*found)
+                await self.store.delete(batch, version)
+                await self.store.contents.delete(batch.id)
 
     async def _drop(self, stored: StoredFile, version: int) -> None:
         pieces = await self._pieces(stored)
@@ -350,15 +359,18 @@ class BatchService:
 
     async def _open_batches(self) -> list[Batch]:
         names = await self.store.open_names(Batch)
-        return [found[0] for name in names if (found := await self.store.get(Batch, name))]
+        found = [found[0] for name in names if (found := await self.store.get(Batch, name))]
+        return [batch for batch in found if batch.status not in ENDED]  # usage may be unposted
 
-    def _entitled(self, principal: Principal, model: str, asked: str | None) -> Principal:
-        """The principal with the entitlement for the model that a file names."""
+    def _entitlement(self, principal: Principal, model: str, asked: str | None) -> str:
+        """The one that is used for the model that a file names; "" for each item's model's own."""
         split = self._splits.get(model)
         names = split.models if split else (find_model(self._models, model).name,)
         opened = [name for name in names if principal.opens(name)] or names
         adapter = "" if split else self._models[opened[0]].adapter(model)
-        return entitled(principal, opened[0], self._now(), asked, adapter=adapter)
+        chosen = entitled(principal, opened[0], self._now(), asked, adapter=adapter).entitlement
+        several = split is not None and principal.choices and asked is None
+        return "" if several and not principal.key.startswith(TOKEN_NAME) else chosen
 
     @contextlib.contextmanager
     def _uploading(self, tenant: str) -> Iterator[None]:

@@ -20,6 +20,7 @@ ORDER BY place {} LIMIT ?4
 """
 _OPEN: Final = "SELECT name FROM document WHERE kind = ? AND open ORDER BY place"
 _COUNT: Final = "SELECT count(*) FROM document WHERE kind = ? AND tenant = ? AND open AND name != ?"
+_NUMBER: Final = "SELECT count(*) FROM document WHERE kind = ? AND tenant = ?"
 _UPDATE: Final = "UPDATE document SET version = version + 1, open = ?, value = ? WHERE kind = ? "
 _NEW: Final = (
     "INSERT INTO document (kind, tenant, name, version, open, value) VALUES (?, ?, ?, 1, ?, ?)"
@@ -85,6 +86,13 @@ class SqliteDocuments:
         def work(file: sqlite3.Connection) -> list[Document]:
             found = file.execute(query, (kind, tenant, after, limit))
             return [Document(id=name, version=v, value=value) for name, v, value in found]
+
+        return await self._file.run(work)
+
+    async def count(self, kind: str, tenant: str) -> int:
+        def work(file: sqlite3.Connection) -> int:
+            (number,) = file.execute(_NUMBER, (kind, tenant)).fetchone()
+            return int(number)
 
         return await self._file.run(work)
 

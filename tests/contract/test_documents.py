@@ -121,6 +121,9 @@ async def test_most_counts_the_tenants_open_ones(anyone: Documents) -> None:
         await anyone.put("batch", "t", "a", b"again", a, most=2)
     assert await anyone.open_names("batch") == ["b", "d", "c"]
     assert await names(anyone) == ["c", "b", "a"]
+    assert await anyone.count("batch", "t") == 3
+    await anyone.delete("batch", "t", "a", a)
+    assert [await anyone.count("batch", who) for who in ("t", "other", "never")] == [2, 1, 0]
 
 
 async def test_concurrent_puts_keep_to_most(anyone: Documents) -> None:

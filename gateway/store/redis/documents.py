@@ -63,6 +63,9 @@ class RedisDocuments:
             documents += [_document(name.decode(), text) for name, text in pairs if text]
         return documents
 
+    async def count(self, kind: str, tenant: str) -> int:
+        return int(await self._session.call("ZCARD", f"{_KEY}{kind}:of:{tenant}"))
+
     async def open_names(self, kind: str) -> list[str]:
         names = await self._session.call("ZRANGE", f"{_KEY}{kind}:open", 0, -1)
         return [name.decode() for name in names]

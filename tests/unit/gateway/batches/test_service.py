@@ -3,15 +3,20 @@
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.batches.batch_store import BatchStore
 from gateway.batches.contents import TEMPORARY, Contents
-from gateway.batches.service import ORPHANED_S, BatchService, Bounds, window_of
+from gateway.batches.service import ORPHANED_S, BatchRequest, BatchService, Bounds, window_of
 from gateway.errors import BadRequest, NotFound
 from gateway.records.batch import Batch, Part, StoredFile
+from gateway.records.request import Principal
+from gateway.routing.split_alias import SplitAlias
 from gateway.store.backends import open_documents
+from tests.builders import served_model
 
 DAY_S = 86_400
 NOW_S = 1_900_000_000
@@ -36,11 +41,12 @@ async def store(tmp_path: Path) -> AsyncIterator[BatchStore]:
     await made.close()
 
 
-def service_of(store: BatchStore, clock: Clock) -> BatchService:
+def service_of(store: BatchStore, clock: Clock, **more: Any) -> BatchService:
     bounds = Bounds(
         max_file_bytes=1 << 20, max_line_bytes=1 << 10, max_files=9, max_open=9, keep_s=30 * DAY_S
     )
-    return BatchService(store, bounds, models={}, splits={}, wall_clock=clock)
+    about = {"models": {}, "splits": {}, **more}
+    return BatchService(store, bounds, wall_clock=clock, **about)
 
 
 async def pieces(data: bytes) -> AsyncIterator[bytes]:
@@ -108,6 +114,8 @@ async def test_an_output_is_its_batchs_parts_in_order_and_goes_with_them(store: 
     assert await read(out, 0, 10) == b"abcdefghij"
     assert await read(out, 4, 8) == b"efgh"
     assert await read(err, 2, 5) == b"zuv"
+    part = msgspec.structs.replace(parts[0], unposted="the ledger of a host that is gone")
+    await store.put(batch_of(2, parts=(part,), input_file=err.id), 0)
     await service.delete_file("t", err.id)
     assert not any(name.endswith("err") for name in await store.contents.names())
     assert await read(out, 0, 10) == b"abcdefghij"
@@ -153,3 +161,54 @@ def test_a_window_is_any_duration(text: str, seconds: int) -> None:
 def test_another_window_is_refused(text: str) -> None:
     with pytest.raises(BadRequest):
         window_of(text)
+
+
+async def test_a_tenants_ended_batches_are_bounded(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.service.MAX_BATCHES", 20)
+    service = service_of(store, Clock())
+    stored = await uploaded(service)
+    unfinished = batch_of(1, status="in_progress")
+    await store.put(unfinished, 0)
+    ended = batch_of(2, parts=(Part(epoch=1, number=1, lines=1, bytes=1),))
+    await store.put(ended, 0)
+    (output,) = ended.outputs(now_unix_s=NOW_S)
+    await store.put(output, 0)
+    asked = BatchRequest(input_file_id=stored.id, endpoint="/v1/embeddings")  # another's: it fails
+    for _ in range(50):
+        assert (await service.create(WHO, asked, None)).status == "failed"
+    kept = [batch for batch, _ in await store.page(Batch, "t", "", 99)]
+    assert len(kept) <= 20
+    assert unfinished in kept
+    assert ended not in kept
+    assert await store.get(StoredFile, output.id) is None
+
+
+WHO = Principal(
+    entitlement="",
+    tenant="t",
+    key="ci",
+    choices={m: (Principal(entitlement=f"own-{m}", tenant="t", model=m),) for m in ("m1", "m2")},
+)
+
+
+@pytest.mark.parametrize(
+    ("who", "asked", "used"),
+    [(WHO, None, ""), (WHO, "own-m1", "own-m1")]
+    + [(msgspec.structs.replace(WHO, key="jwt:ann"), None, "own-m1")],
+)
+async def test_items_of_a_split_alias_use_each_models_own_entitlement(
+    store: BatchStore, who: Principal, asked: str | None, used: str
+) -> None:
+    """Unless the client names one, or its token does: that opens what the batch was made with."""
+    service = service_of(
+        store,
+        Clock(),
+        models={name: served_model(name=name) for name in ("m1", "m2")},
+        splits={"m": SplitAlias("m", {"m1": 1, "m2": 1})},
+    )
+    stored = await uploaded(service)
+    request = BatchRequest(input_file_id=stored.id, endpoint="/v1/completions")
+    batch = await service.create(who, request, asked)
+    assert (batch.status, batch.entitlement, batch.key) == ("validating", used, who.key)
