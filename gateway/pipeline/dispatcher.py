@@ -505,6 +505,19 @@ def _may_move(attempts: Attempts, now_s: float) -> bool:
     return False
 
 
+def _flow_lines(attempts: Attempts) -> bytes:
+    """What an inference gateway before the engines shares by (tenant) and ranks by (class)."""
+    tenant, objective = attempts.principal.tenant, attempts.principal.service_class
+    if attempts.lease.current.spilled:
+        objective = "spot"
+    # The llm-d router's names, and those of the Gateway API Inference Extension before it.
+    return b"".join(
+        b"x-%b-inference-fairness-id: %b\r\nx-%b-inference-objective: %b\r\n"
+        % (who, tenant.encode(), who, objective.encode())
+        for who in (b"llm-d", b"gateway")
+    )
+
+
 def upstream_call(
     attempts: Attempts, binding: Binding, *, usage: bool, running: bool
 ) -> UpstreamCall:
@@ -520,16 +533,7 @@ def upstream_call(
     engine_id = new_engine_id(attempts) if handover is None else handover.engine_id
     lines = b"%bx-request-id: %b\r\n" % (lines, engine_id.encode())
     if not served.routing.observe and served.routing.pools[routed].tells_flow:
-        # An inference gateway before the engines shares by tenant and ranks by class. The names are
-        # the llm-d router's, and those of the Gateway API Inference Extension before it.
-        tenant, objective = attempts.principal.tenant, attempts.principal.service_class
-        if attempts.lease.current.spilled:
-            objective = "spot"
-        lines += b"".join(
-            b"x-%b-inference-fairness-id: %b\r\nx-%b-inference-objective: %b\r\n"
-            % (who, tenant.encode(), who, objective.encode())
-            for who in (b"llm-d", b"gateway")
-        )
+        lines += _flow_lines(attempts)
     if worker.rank is not None and (worker.rank_by != "body" or endpoint.multipart):
         lines += b"x-data-parallel-rank: %d\r\n" % worker.rank
     name = facts.adapter or worker.served_model or served.name

@@ -100,7 +100,7 @@ class Batch(Record, frozen=True, kw_only=True, omit_defaults=True):
     """`batch_` and 128 random bits."""
     tenant: str
     entitlement: str
-    """Of its creator, for the model; empty where its items' models may be several, each with one."""
+    """Of its creator, for the model; empty where each item uses that of its own model."""
     key: str = ""
     """Name of its creator's key or token; empty for a key of the entitlement's own."""
     endpoint: str

@@ -230,7 +230,7 @@ class IssuerRules(Record, frozen=True, kw_only=True):
     """Value of the role's claim -> role on the admin routes."""
 
 
-TOKEN_NAME: Final = "jwt:"
+TOKEN_NAME: Final = "jwt:"  # noqa: S105 - no secret
 """What names of tokens begin with, and names of keys never do."""
 
 
