@@ -585,6 +585,7 @@ def some_calls(pick: Pick, count: int) -> list[tuple[str, dict[str, Any]]]:
         asked = pick((None, ("limits", *(_asked(limit) for limit in LIMITS))))
         own = {"lease_id": f"lease-{number}", "owner": "o", "observe": False, "asked": asked}
         own["dry"] = pick((None, None, ("limits",), ("limits", _asked(LIMITS[1]))))
+        own["demoted"] = pick((False, False, True))
         admit = {**own, **request}
         settle: dict[str, Any] = {"lease_id": lease_id, "timely": True, "spent": (60, 180)}
         settle["charge"] = pick((False, 0, 60, 900))
@@ -640,6 +641,7 @@ def some_admit(lease_id: str, **more: Any) -> dict[str, Any]:
         "sequences": 1,
         "asked": None,
         "dry": None,
+        "demoted": False,
     }
     return {"lease_id": lease_id, "owner": "o", "observe": False, **request, **more}
 
