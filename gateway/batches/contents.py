@@ -3,7 +3,7 @@
 A content appears whole or not at all: in a directory by a temporary name and a rename, in a bucket
 because an upload takes effect at its end. Names are the gateway's own ids, never a client's words.
 Calls block, so they run in threads; each raises StateFailure, and StorageFull where no room is
-left.
+left, ContentGone where nothing is.
 """
 
 import asyncio
@@ -26,6 +26,10 @@ TEMPORARY: Final = ".unfinished"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _TIMEOUTS: Final = {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 2}}
 _T = TypeVar("_T")
+
+
+class ContentGone(StateFailure):
+    """There is no such content, or no storage where it was."""
 
 
 class Contents:
@@ -100,6 +104,8 @@ class Contents:
                 return work()
             except Exception as error:  # each kind of store has errors of its own
                 text = f"the storage of batches: {str(error) or type(error).__name__}"
+                if isinstance(error, FileNotFoundError):
+                    raise ContentGone(text) from error
                 if isinstance(error, OSError) and error.errno in _FULL:
                     raise StorageFull(text) from error
                 raise StateFailure(text) from error

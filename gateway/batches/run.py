@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.batches.batch_store import BatchStore
+from gateway.batches.contents import ContentGone
 from gateway.batches.items import (
     MAX_TRIES,
     PART_BYTES,
@@ -42,7 +43,16 @@ from gateway.metrics import Metrics
 from gateway.payload.head import lines_of
 from gateway.pipeline.pipeline import Pipeline
 from gateway.ports import Changed, Lines
-from gateway.records.batch import ENDED, Batch, BatchItem, Part, Promise, Status, StoredFile
+from gateway.records.batch import (
+    ENDED,
+    Batch,
+    BatchItem,
+    LineProblem,
+    Part,
+    Promise,
+    Status,
+    StoredFile,
+)
 from gateway.records.decision import DecisionRecord
 from gateway.records.endpoint import ROUTES, Dialect
 from gateway.records.request import Incoming, Principal, RequestHead
@@ -77,6 +87,7 @@ _FORECAST_S: Final = 60.0
 
 _log = logging.getLogger("sluice.batches")
 _encode: Final = msgspec.json.Encoder().encode
+_INPUT_GONE: Final = LineProblem(code="file_not_found", message="The input file cannot be found.")
 _T = TypeVar("_T")
 
 
@@ -107,6 +118,10 @@ class Around:
 
 class Fenced(Exception):
     """Another replica has the batch, or it was deleted."""
+
+
+class Over(Exception):
+    """The batch is over, and what failed is needed no more."""
 
 
 class CollectingReply:
@@ -244,6 +259,10 @@ class Run:
         self.leases: dict[str, None] = {}
         """Of tries in flight, oldest first."""
         self.urgent = False
+        self.rightless = False
+        """Whether its creator may not ask now."""
+        self._gone = False
+        """Whether its input is."""
         self.item_s = _LONG_S
         """What an item takes lately; long before that is known."""
         self._records: dict[int, DecisionRecord | None] = {}
@@ -287,7 +306,7 @@ class Run:
     @property
     def wants(self) -> int:
         """Items that could begin now if there were slots."""
-        if not (self._waiting or self._again or not self._read_all):
+        if self.rightless or not (self._waiting or self._again or not self._read_all):
             return 0
         return self._pace.room(len(self.running), self._around.clock())
 
@@ -296,14 +315,21 @@ class Run:
         if item.index in self._records:
             self._records[item.index] = record
 
+    def stop(self) -> None:
+        """Have it commit what is done, and leave the batch to others."""
+        self.stopping = True
+        self.poked.set()
+
     async def run(self) -> None:
         """Run it until it ended, `stopping` is set, or another one has it."""
         renewing = asyncio.create_task(self._renew())
         try:
-            await self._begin()
             answered = await self._answer_items()
             await self._abort()
             await self._commit_all()
+            batch = self.batch
+            if answered and batch.completed + batch.failed < batch.total:
+                raise RuntimeError("items have no line")  # the next run asks them
             if answered or not self.stopping:
                 await self._finish("completed" if answered else "expired")
         except Fenced:
@@ -330,10 +356,11 @@ class Run:
 
         await self._insist(self.stored.change, begun)
         found = await self._insist(self._around.store.get, StoredFile, batch_file)
+        self._gone = found is None
         self._input_bytes = 0 if found is None else found[0].bytes
         for part in self.batch.parts:
             name = self.batch.part_name(part, "idx")
-            self._done.add(await self._insist(self._read, name))
+            self._done.add(await self._insist(self._read, name, unless=self._cancelled))
         await self._post_left()
 
     async def _renew(self) -> None:
@@ -348,35 +375,56 @@ class Run:
                 _log.warning("batch %s is not renewed: %r", self.batch.id, error)
             self._wake.set()
 
-    async def _insist(self, work: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """Work that storage or state may fail at: again until it is done. Raises Fenced."""
+    async def _insist(
+        self,
+        work: Callable[..., Awaitable[_T]],
+        *arguments: Any,
+        unless: Callable[[Exception], bool] = lambda _: False,
+    ) -> _T:
+        """Work that storage or state may fail at: again until it is done. Raises Fenced.
+
+        Raises Over at a failure of which `unless` says so.
+        """
         while True:
             try:
                 return await work(*arguments)
             except (Changed, StateFailure) as error:
-                self._say(f"The state or the storage of batches fails: {error}")
+                self._say("The state or the storage of batches fails.", error)
                 if self.stopping or self.stored.lost:
                     raise Fenced from error
+                if unless(error):
+                    raise Over from error
             await asyncio.sleep(_AGAIN_S)
 
-    def _say(self, message: str) -> None:
+    def _say(self, message: str, error: Exception | None = None) -> None:
+        """Tell clients why it waits; what failed, with its paths and hosts, is for the log."""
         if message and message != self._message:
-            _log.warning("batch %s: %s", self.batch.id, message)
+            _log.warning("batch %s: %s %s", self.batch.id, message, error or "")
         self._message = message
 
     # -- items
 
-    @property
-    def _over(self) -> bool:
-        if self.stopping or self.stored.lost or self.batch.status == "cancelling":
+    def _cancelled(self, _: Exception | None = None) -> bool:
+        return self.batch.status == "cancelling"
+
+    def _over(self, _: Exception | None = None) -> bool:
+        if self.stopping or self.stored.lost or self._gone:
             return True
-        return self._around.wall_clock() >= ends_unix_s(self.batch)
+        return is_over(self.batch, self._around.wall_clock())
 
     async def _answer_items(self) -> bool:
         """Answer items until all are, which is True, or it is over."""
-        while not self._over:
-            if not (self._waiting or self._read_all) and len(self._again) < _MOST_AGAIN:
-                await self._insist(self._refill)
+        try:
+            await self._begin()
+            return await self._answer_all()
+        except Over:
+            return False
+
+    async def _answer_all(self) -> bool:
+        while not self._over():
+            few = not (self._waiting or self._read_all) and len(self._again) < _MOST_AGAIN
+            if few and self._principal() is not None:  # who waits for rights holds no items
+                await self._insist(self._refill, unless=self._over)
             ready = await self._start_some()
             self._commit_if_due()
             left = self._waiting or self._again or self.running
@@ -439,7 +487,7 @@ class Run:
         """Who asks, with the rights of now; None while that is nobody."""
         batch, now_s = self.batch, self._around.clock()
         try:
-            return creator(
+            principal = creator(
                 self._around.keyring,
                 batch.tenant,
                 batch.entitlement,
@@ -447,9 +495,12 @@ class Run:
                 self._around.wall_clock(),
             )
         except Refusal as refusal:
+            self.rightless = True
             self._say(refusal.message)
             self._pace.refused(now_s, now_s, _AGAIN_S)
             return None
+        self.rightless = False
+        return principal
 
     def _tried(self, task: "asyncio.Task[None]") -> None:
         line = self.running.pop(task)
@@ -610,16 +661,18 @@ class Run:
 
     async def _finish(self, status: Status) -> None:
         """It is over: say how, and expire what is left."""
-        if status == "expired" and self.batch.status != "cancelling":
+        if status == "expired" and not self._cancelled():
             await self._expire_rest()
         now_unix_s = int(self._around.wall_clock())
         for file in self.batch.outputs(now_unix_s=now_unix_s):
             await self._insist(self._put_file, file)
 
         def ended(batch: Batch) -> Batch:
-            final: Status = "cancelled" if batch.status == "cancelling" else status
+            final: Status = "failed" if self._gone else status
+            final = "cancelled" if batch.status == "cancelling" else final
             times = {f"{final}_unix_s": now_unix_s, "finalizing_unix_s": now_unix_s}
-            return replace(batch, status=final, message="", **times)
+            problems = (_INPUT_GONE,) if final == "failed" else ()
+            return replace(batch, status=final, message="", problems=problems, **times)
 
         await self._insist(self.stored.change, ended)
         _count_promise(self._around.metrics, self.batch, now_unix_s)
@@ -631,14 +684,21 @@ class Run:
         self._offset = self._line = 0
         self._read_all = False
         self._waiting.clear()
-        while not self._read_all and not self.stored.lost:
-            await self._insist(self._refill)
+        while not (self._read_all or self.stored.lost or self._gone):
+            try:
+                await self._insist(self._refill, unless=self._ends_expiring)
+            except Over as over:
+                self._gone = isinstance(over.__cause__, ContentGone)
+                return
             for item in self._waiting:
                 self._output.expire(self.batch, item)
             self._around.metrics.batch_items.add(self.batch.model, "expired", by=len(self._waiting))
             self._waiting.clear()
             if self._output.bytes >= PART_BYTES or self._read_all:
                 await self._commit_all()
+
+    def _ends_expiring(self, error: Exception) -> bool:
+        return self._cancelled() or isinstance(error, ContentGone)
 
     async def _put_file(self, file: StoredFile) -> None:
         """Write an output's record, over what an earlier runner may have written."""
@@ -663,9 +723,10 @@ def turn(batch: Batch) -> tuple[float, int]:
     return inf if promised is None else promised, batch.created_unix_s
 
 
-def ends_unix_s(batch: Batch) -> int:
-    """When it is over, whatever is left."""
-    return batch.expires_unix_s + (LATE_S if batch.accept_late else 0)
+def is_over(batch: Batch, now_unix_s: float) -> bool:
+    """Whether it is cancelled, or its time is over, whatever is left."""
+    ends_unix_s = batch.expires_unix_s + (LATE_S if batch.accept_late else 0)
+    return batch.status == "cancelling" or now_unix_s >= ends_unix_s
 
 
 def _count_promise(metrics: Metrics, batch: Batch, now_unix_s: int) -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gateway.background_task import BackgroundTasks
 from gateway.batches.pace import Leftovers
-from gateway.batches.run import Around, Run, Stored, post, turn, unposted
+from gateway.batches.run import Around, Run, Stored, is_over, post, turn, unposted
 from gateway.errors import NotFound, StateFailure
 from gateway.fleet.fleet import PoolState, available
 from gateway.fleet.model_runtime import ModelRuntime
@@ -33,7 +33,8 @@ LOOK_S: Final = 3.0
 SILENT_S: Final = 15.0
 """After so long without a change an owner is taken to be gone."""
 MOST_RUNNING: Final = 8
-"""Batches of a model that a process runs at once: each holds some MiB."""
+"""Batches of a model that a process runs at once, as each holds some MiB; but for those that wait
+for their creators' rights or are over."""
 _CLOSE_S: Final = 10.0
 _GIVE_WAY_S: Final = 0.005
 _IDLE_S: Final = 0.1
@@ -101,8 +102,7 @@ class Runner:
         await self._tasks.close()
         tasks = [task for _, task in self._runs.values()]
         for run, _ in self._runs.values():
-            run.stopping = True
-            run.poked.set()
+            run.stop()
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=_CLOSE_S)
             for task in late:
@@ -184,7 +184,7 @@ class Runner:
         """Become the owner of a batch, and run it."""
         around, batch = self._around, seen.batch
         share = self._shares.setdefault(batch.model, _Share(Leftovers(), []))
-        if len(share.runs) >= MOST_RUNNING:
+        if not (is_over(batch, around.wall_clock()) or self._has_place(share, batch)):
             return
         mine = replace(batch, owner=around.owner, epoch=batch.epoch + 1)
         try:
@@ -197,6 +197,17 @@ class Runner:
         share.runs.append(run)
         self._runs[batch.id] = run, task
         task.add_done_callback(lambda task: self._ended(run, task))
+
+    def _has_place(self, share: _Share, batch: Batch) -> bool:
+        """Whether a batch may run now; of those that do the last by `turn` makes way for it."""
+        wall_s = self._around.wall_clock()
+        runs = [r for r in share.runs if not (r.rightless or is_over(r.batch, wall_s))]
+        if len(runs) < MOST_RUNNING:
+            return True
+        last = max(runs, key=lambda run: turn(run.batch))
+        if turn(batch) < turn(last.batch):
+            last.stop()
+        return False
 
     def _ended(self, run: Run, task: "asyncio.Task[None]") -> None:
         name, model = run.batch.id, run.batch.model

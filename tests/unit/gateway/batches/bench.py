@@ -8,6 +8,7 @@ import msgspec
 import orjson
 
 from gateway.batches.batch_store import BatchStore
+from gateway.batches.contents import ContentGone
 from gateway.batches.run import Around
 from gateway.batches.runner import Runner
 from gateway.errors import StateFailure
@@ -272,6 +273,8 @@ class Process:
 
     async def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         async def work() -> bytes:
+            if name not in self.world.contents:
+                raise ContentGone(f"no {name}")
             return self.world.contents[name][start:end]
 
         return await self.faults.around(work)

@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.admission.terms import AdmissionRequest
+from gateway.batches.items import Item, Output
+from gateway.batches.runner import MOST_RUNNING
 from gateway.errors import RateLimited
 from gateway.fleet import fleet
-from gateway.records.batch import Batch, Promise
+from gateway.records.batch import Batch, Promise, Status
 from gateway.records.lease import Lease, Limits
 from gateway.records.request import Principal, TenantKey
 from tests.builders import error_answer, keyring_of
@@ -351,3 +353,89 @@ async def test_a_part_counts_in_the_ledger_of_the_host_that_made_it() -> None:
         again = Process(world, name="c", ledger="a")
         await again.run_until(completed(world))
         assert_once(world)
+
+
+@in_virtual_time
+async def test_batches_that_wait_for_rights_hold_no_place() -> None:
+    """A tenant's suspended key must not keep out the batches of others."""
+    principal = Principal(entitlement="acme-prod", tenant="acme", model="m")
+    keyring = keyring_of({b"o" * 32: principal})
+    keyring.put_tenant("acme", [TenantKey(tenant="acme", name="ci", sha256=b"a" * 32)])
+    world = World()
+    of: dict[str, Any] = {"tenant": "acme", "entitlement": "acme-prod"}
+    for n in range(2 * MOST_RUNNING):
+        await world.create(ITEMS, name=f"batch_w{n}", key="gone", **of)
+    await world.create(ITEMS, key="ci", **of)
+    await Process(world, keyring=keyring).run_until(completed(world), 300)
+    assert_once(world)
+
+
+@in_virtual_time
+async def test_a_promise_takes_the_place_of_the_batch_that_is_due_last() -> None:
+    world = World()
+    for n in range(MOST_RUNNING):
+        await world.create(2000, name=f"batch_w{n}", window_s=86_400, created_unix_s=n)
+    process = Process(world)
+    there = ("batch", "batch_1")
+    running = asyncio.create_task(
+        process.run_until(lambda: there in world.documents and completed(world)())
+    )
+    await asyncio.sleep(10)
+    promise = Promise(finish_p50_unix_s=1, finish_p95_unix_s=1, promised_by_unix_s=500)
+    await world.create(ITEMS, promise=promise, created_unix_s=10)
+    await world.create(ITEMS, name="batch_c", status="cancelling", created_unix_s=11)
+    await running
+    assert asyncio.get_running_loop().time() < 120
+    assert world.batch("batch_c").status == "cancelled"
+    others = range(MOST_RUNNING - 1)
+    assert {world.batch(f"batch_w{n}").epoch for n in others} == {1}, "the others stay"
+
+
+@in_virtual_time
+async def test_a_batch_whose_input_was_deleted_meanwhile_fails() -> None:
+    world = World()
+    await world.create(ITEMS)
+    del world.documents["file", "file-batch_1"]
+    await Process(world).run_until(lambda: world.batch().status == "failed", 9)
+    assert [problem.code for problem in world.batch().problems] == ["file_not_found"]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_batch_whose_input_cannot_be_read_ends_all_the_same(cancelled: bool) -> None:
+    ends: Status = "cancelled" if cancelled else "failed"
+
+    async def scene() -> None:
+        world = World()
+        await world.create(ITEMS, window_s=60)
+        del world.contents["file-batch_1"]
+        process = Process(world)
+        running = asyncio.create_task(process.run_until(lambda: world.batch().status == ends, 90))
+        await asyncio.sleep(20)
+        assert "storage of batches fails" in world.batch().message
+        assert "file-batch_1" not in world.batch().message, "what failed is for the log"
+        if cancelled:
+            found = await process.store.get(Batch, "batch_1")
+            assert found is not None
+            await process.store.put(replace(found[0], status="cancelling"), found[1])
+        await running
+
+    run(scene())
+
+
+@in_virtual_time
+async def test_a_defect_of_the_gateway_loses_no_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    take, broken = Output.take, [True]
+
+    def takes(output: Output, batch: Batch, item: Item, answer: Any) -> None:
+        if item.line == 3 and broken.pop():
+            broken.append(False)
+            raise ZeroDivisionError
+        take(output, batch, item, answer)
+
+    monkeypatch.setattr(Output, "take", takes)
+    world = World()
+    await world.create(ITEMS)
+    broken.append(True)
+    process = Process(world)
+    await process.run_until(completed(world))
+    assert len(world.lines("out")) == world.batch().completed == ITEMS
