@@ -174,19 +174,22 @@ class UploadForm:
         self._header = self._value = b""
         self._disposition = b""
         self._name = ""
-        self._parser = MultipartParser(
-            options[b"boundary"],
-            {
-                "on_part_begin": self._begin,
-                "on_header_field": self._header_field,
-                "on_header_value": self._header_value,
-                "on_header_end": self._header_end,
-                "on_headers_finished": self._headers_finished,
-                "on_part_data": self._data,
-                "on_part_end": self._end,
-                "on_end": lambda: setattr(self, "_ended", True),
-            },
-        )
+        try:
+            self._parser = MultipartParser(
+                options[b"boundary"],
+                {
+                    "on_part_begin": self._begin,
+                    "on_header_field": self._header_field,
+                    "on_header_value": self._header_value,
+                    "on_header_end": self._header_end,
+                    "on_headers_finished": self._headers_finished,
+                    "on_part_data": self._data,
+                    "on_part_end": self._end,
+                    "on_end": lambda: setattr(self, "_ended", True),
+                },
+            )
+        except FormParserError:
+            raise _bad("its boundary is too long") from None
         # The parser logs a warning for every malformed form, so a client could fill the log.
         self._parser.logger.disabled = True
 

@@ -118,10 +118,7 @@ class BatchService:
         """Store the file of a form that comes in pieces. `hold`: see `receive`."""
         form, bounds, now_s = UploadForm(content_type), self.bounds, int(self._now())
         with self._uploading(tenant):
-            if (
-                len(await self.store.page(StoredFile, tenant, "", bounds.max_files))
-                >= bounds.max_files
-            ):
+            if await self.store.count(StoredFile, tenant) >= bounds.max_files:
                 raise _too_many_files(bounds)
             stored = StoredFile(
                 id=new_id("file-"),

@@ -90,8 +90,9 @@ class SqliteFile:
         A failure closes the file; the next call opens it again.
         """
         if self._running is not None and not self._running.done():
-            # Wait for a call that its caller gave up, so that calls do not queue up.
-            with contextlib.suppress(StateFailure):
+            # Wait for a call that its caller gave up, so that calls do not queue up. How it ends
+            # is its own caller's.
+            with contextlib.suppress(Exception):
                 await asyncio.shield(asyncio.wrap_future(self._running))
         # Shielded: a thread cannot be cancelled, and must leave the file whole.
         return await asyncio.shield(self.begin(work))

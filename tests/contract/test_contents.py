@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from gateway.batches.contents import PART_BYTES, Contents
+from gateway.batches.contents import PART_BYTES, ContentGone, Contents
 from gateway.errors import StateFailure
 from sluice.children import Children, free_ports
 
@@ -60,7 +60,7 @@ async def test_a_content_is_read_by_ranges(contents: Contents) -> None:
     assert await contents.read("batch_1/part-1-1.out") == b"0123456789"
     await contents.write("batch_1/part-1-1.out", b"new")
     assert await contents.read("batch_1/part-1-1.out", 0, 10) == b"new"
-    with pytest.raises(StateFailure):
+    with pytest.raises(ContentGone):
         await contents.read("batch_1/never", 0, 1)
 
 
@@ -109,7 +109,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     """In a process whose files may have 1 MiB: the system's answer is as on a full disk."""
     code = f"""
 import asyncio, resource, signal
-from gateway.batches.contents import Contents
+from gateway.batches.contents import ContentGone, Contents
 from gateway.errors import StorageFull
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.common.fleet import RedisServer
-from gateway.ports import Changed, Documents, Full
+from gateway.ports import Changed, Document, Documents, Full
 from gateway.store.backends import open_documents
 
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
@@ -131,6 +131,22 @@ async def test_concurrent_puts_keep_to_most(anyone: Documents) -> None:
     answers = await asyncio.gather(*puts, return_exceptions=True)
     assert [isinstance(answer, Full) for answer in answers].count(True) == 6
     assert len(await anyone.open_names("batch")) == 3
+
+
+async def test_a_refused_change_fails_no_other_call(anyone: Documents) -> None:
+    await anyone.put("batch", "t", "a", b"x", 0)
+    calls = [
+        call
+        for n in range(20)
+        for call in (
+            anyone.put("batch", "t", f"n{n}", b"x", 0, most=1),
+            anyone.put("batch", "t", "a", b"x", 99),
+            anyone.get("batch", "a"),
+        )
+    ]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(answer) for answer in answers[2::3]} == {Document}
+    assert {type(answer) for answer in answers[::3]} == {Full}
 
 
 async def test_another_process_sees_and_changes_them(kept: Make) -> None:

@@ -89,6 +89,15 @@ def test_a_malformed_form_is_refused(form: bytes) -> None:
         read(form)
 
 
+LONG = "multipart/form-data; boundary=" + 900 * "B"
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain; boundary=B", "multipart/form-data", LONG])
+def test_another_kind_of_body_is_refused(kind: str) -> None:
+    with pytest.raises(BadRequest):
+        UploadForm(kind)
+
+
 def test_a_file_name_is_a_text_to_show_alone() -> None:
     reader = UploadForm("multipart/form-data; boundary=B")
     head = (
