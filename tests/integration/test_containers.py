@@ -373,6 +373,8 @@ MAY_BE_EMPTY = {
     "Gamma and what compression achieves",
     "Usage export: lines lost",
     "Late first tokens",
+    # Only where a proof is attached.
+    "What was proved, and came",
     # Only of slo_tpot_ms, ranks, pools in phases, and engines that tell events of their caches.
     "Targets kept",
     "Ranks that wait for the fullest",
