@@ -5,6 +5,7 @@ Pure. Items are named by their lines in the input file, from 0.
 
 from array import array
 from collections.abc import Iterable
+from math import inf
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -33,6 +34,8 @@ class Item(NamedTuple):
     body: bytes
     tries: int = 0
     """That engines failed."""
+    refused_s: float = inf
+    """When it was first refused for want of rights."""
 
 
 class Answer(NamedTuple):

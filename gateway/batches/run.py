@@ -82,6 +82,8 @@ _CROWDED: Final = frozenset({"priority", "kv", "queue_full", "queue_timeout"})
 _IDLE_S: Final = 0.2
 _MOST_PAUSE_S: Final = 1.0
 _AGAIN_S: Final = 1.0
+_REFUSED_S: Final = 5.0
+"""After it an item is asked again whose creator had no right to it."""
 _NOTED_TURNS: Final = 100
 _FORECAST_S: Final = 60.0
 
@@ -296,6 +298,8 @@ class Run:
         self._part_s = self._began_s
         """When the first item of the next part was answered."""
         self._answered = 0
+        self._allowed_s = -inf
+        """When the newest of the items was sent that were not refused for want of rights."""
         self._message = ""
 
     @property
@@ -519,13 +523,20 @@ class Run:
         if said == "again" and item.tries + 1 < MAX_TRIES:
             self._around.metrics.batch_retries.add(self.batch.model)
             heappush(self._again, (now_s + 4.0**item.tries, item._replace(tries=item.tries + 1)))
+        elif said == "no_right" and item.refused_s < self._allowed_s:
+            self._take(item, answer)  # others may: this one asks for what its creator may not
         elif said in {"later", "no_right"} and answer.refusal is not None:
-            self._waiting.appendleft(item)
+            if said == "later":
+                self._waiting.appendleft(item)
+            else:
+                item = item._replace(refused_s=min(item.refused_s, now_s))
+                heappush(self._again, (now_s + _REFUSED_S, item))
             reason, wait_s = answer.refusal.reason, answer.refusal.retry_after_s
             if reason != "evicted":  # it made way for one request, and others go on
                 self._pace.refused(sent_s, now_s, None if reason in _CROWDED else wait_s)
             self._say(answer.refusal.message)
         else:
+            self._allowed_s = max(self._allowed_s, sent_s)
             self._take(item, answer)
 
     def _take(self, item: Item, answer: Answer) -> None:

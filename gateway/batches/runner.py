@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gateway.background_task import BackgroundTasks
 from gateway.batches.pace import Leftovers
-from gateway.batches.run import Around, Run, Stored, is_over, post, turn, unposted
+from gateway.batches.run import LATE_S, Around, Run, Stored, is_over, post, turn, unposted
 from gateway.errors import NotFound, StateFailure
 from gateway.fleet.fleet import PoolState, available
 from gateway.fleet.model_runtime import ModelRuntime
@@ -221,10 +221,19 @@ class Runner:
             _log.error("batch %s stopped; it is taken up again", name, exc_info=error)
 
     async def _post_left(self, seen: _Seen) -> None:
-        """Have this process's ledger get what it lacks of a batch that ended."""
-        stored = Stored(self._around, seen.batch, seen.version)
-        for part in unposted(seen.batch, self._around.export):
+        """Have this process's ledger get what it lacks of a batch that ended.
+
+        A ledger that is gone, such as that of a host, must not keep the batch open for ever.
+        """
+        batch = seen.batch
+        stored = Stored(self._around, batch, seen.version)
+        for part in unposted(batch, self._around.export):
             await post(self._around, stored, part, None)
+        if (batch.finalizing_unix_s or 0) + LATE_S < self._around.wall_clock():
+            for part in batch.parts:
+                if part.unposted and (part.epoch, part.number) not in stored.posted:
+                    _log.error("%s: no process has the ledger of %s any more", batch.id, part)
+                    stored.posted.add((part.epoch, part.number))
         if stored.posted:
             with contextlib.suppress(Changed):
                 await stored.note_posted()

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from gateway.admission.terms import AdmissionRequest
 from gateway.batches.items import Item, Output
 from gateway.batches.runner import MOST_RUNNING
-from gateway.errors import RateLimited
+from gateway.errors import Forbidden, RateLimited
 from gateway.fleet import fleet
-from gateway.records.batch import Batch, Promise, Status
+from gateway.records.batch import Batch, Part, Promise, Status, StoredFile
 from gateway.records.lease import Lease, Limits
 from gateway.records.request import Principal, TenantKey
 from tests.builders import error_answer, keyring_of
@@ -439,3 +439,41 @@ async def test_a_defect_of_the_gateway_loses_no_item(monkeypatch: pytest.MonkeyP
     process = Process(world)
     await process.run_until(completed(world))
     assert len(world.lines("out")) == world.batch().completed == ITEMS
+
+
+@in_virtual_time
+async def test_an_item_that_asks_for_what_its_creator_may_not_stops_no_other() -> None:
+    """Such as a LoRA adapter that the key does not open."""
+
+    class Picky(FakeStore):
+        async def admit(self, ask: AdmissionRequest) -> Lease:
+            if ask.estimate_tokens > 2000:
+                raise Forbidden("not this one", reason="model_not_entitled")
+            return await super().admit(ask)
+
+    world = World()
+    await world.create(ITEMS)
+    long = b"0 0" + 4000 * b" x"
+    world.contents["file-batch_1"] = world.contents["file-batch_1"].replace(b"0 0", long)
+    found = await Process(world).store.get(StoredFile, "file-batch_1")
+    assert found is not None
+    size = len(world.contents["file-batch_1"])
+    await Process(world).store.put(replace(found[0], bytes=size), found[1])
+    await Process(world, leases=Picky()).run_until(completed(world), 60)
+    assert [line["custom_id"] for line in world.lines("err")] == ["item 0"]
+    assert len(world.lines("out")) == ITEMS - 1
+
+
+@in_virtual_time
+async def test_usage_of_a_ledger_that_is_gone_keeps_no_batch_open_for_ever() -> None:
+    world, loop = World(), asyncio.get_running_loop()
+    await world.create()
+    await asyncio.sleep(7 * 86_400 - 60)
+    part = Part(epoch=1, number=0, lines=10, unposted="of a host that is gone")
+    store = Process(world).store
+    found = await store.get(Batch, "batch_1")
+    assert found is not None
+    ended = replace(found[0], status="completed", finalizing_unix_s=0, parts=(part,))
+    await store.put(ended, found[1])
+    await Process(world).run_until(completed(world), 8 * 86_400)
+    assert loop.time() > 7 * 86_400
