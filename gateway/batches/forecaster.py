@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import ceil, inf, log
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -41,6 +41,7 @@ from gateway.records.endpoint import ENDPOINTS
 from gateway.records.request import BodyFacts, Measure
 from gateway.records.usage import cost_nano
 
+_T = TypeVar("_T")
 KIND: Final = "batch_profile"
 OBSERVE_S: Final = 5.0
 SEED_BYTES: Final = 256 << 20
@@ -89,6 +90,7 @@ class Forecaster:
         self._hour = int(wall_clock() // HOUR_S)
         self._observed_s = clock()
         self._task = PeriodicTask(self._observe, OBSERVE_S)
+        self._computing = asyncio.Lock()
 
     async def start(self) -> None:
         """Read the profiles and begin to observe."""
@@ -133,12 +135,14 @@ class Forecaster:
         batch = msgspec.structs.replace(batch, planned_slot_s=planned_slot_s)
         left, others = await self._around(served.name, batch)
         by_unix_s: int | None = batch.created_unix_s + batch.window_s
-        decided = left.decide(self._work(served.name, batch, by_unix_s), others)
+        asked = self._work(served.name, batch, by_unix_s)
+        decided = await self._apart(lambda: left.decide(asked, others))
         if not decided.kept:
             if not batch.accept_late:
                 raise _cannot_promise(batch, decided.earliest_s)
             by_unix_s = None
-            decided = left.decide(self._work(served.name, batch, None), others)
+            late = self._work(served.name, batch, None)
+            decided = await self._apart(lambda: left.decide(late, others))
         told = self._told(decided.p50_s, decided.p95_s, cost, by_unix_s)
         return msgspec.structs.replace(batch, forecast=told, promise=told if by_unix_s else None)
 
@@ -149,7 +153,8 @@ class Forecaster:
             return None
         name = served.name
         left, others = await self._around(name, batch)
-        p50_s, p95_s = left.ends(self._work(name, batch, by_unix_s), others)
+        rest = self._work(name, batch, by_unix_s)
+        p50_s, p95_s = await self._apart(lambda: left.ends(rest, others))
         cost = 0 if batch.forecast is None else batch.forecast.cost_nano
         return self._told(p50_s, p95_s, cost, by_unix_s)
 
@@ -201,15 +206,23 @@ class Forecaster:
         seen, now_unix_s = self._seen_of(name), self._wall_clock()
         hour = int(now_unix_s // HOUR_S)
         if seen.demand is None or seen.demand.hour != hour:
-            seen.demand = Demand(seen.profile, hour)
+            seen.demand = await self._apart(partial(Demand, seen.profile, hour))
+        demand = seen.demand
         live = seen.live_s / seen.since_s if seen.since_s else float(self._live(name))
-        return Leftovers(seen.demand, self._slots(name), live + seen.others, now_unix_s), [
+        slots, live = self._slots(name), live + seen.others
+        left = await self._apart(lambda: Leftovers(demand, slots, live, now_unix_s))
+        return left, [
             self._work(name, other, promised_by(other))
             for other in others
             if other.status not in ENDED
             and (served := self._models.get(other.model)) is not None
             and served.name == name
         ]
+
+    async def _apart(self, work: Callable[[], _T]) -> _T:
+        """Compute in a thread, one at a time: it takes up to 0.3 s, and live requests go on."""
+        async with self._computing:
+            return await asyncio.to_thread(work)
 
     def _told(self, p50_s: float, p95_s: float, cost: int, by: int | None) -> Promise | None:
         if p95_s == inf:

@@ -1,5 +1,7 @@
 """The forecaster: what it observes becomes promises, in every replica and after a restart."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from msgspec.structs import replace
 from gateway.batches.batch_store import BatchStore
 from gateway.batches.contents import Contents
 from gateway.batches.forecaster import KIND, Forecaster
-from gateway.batches.promise import HOUR_S, Profile
+from gateway.batches.promise import HOUR_S, Leftovers, Profile
 from gateway.errors import Refusal
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.records.batch import Batch, Part, Promise, StoredFile
@@ -220,3 +222,22 @@ async def test_a_promise_counts_what_the_estimates_cost(store: BatchStore) -> No
     taken = await world.forecaster.promise(world.batch(86_400), file())
     assert isinstance(taken.promise, Promise)
     assert 0.2 < taken.promise.cost_nano / 1e9 < 0.4  # 100,000 tokens of answers, and the prompts
+
+
+async def test_live_requests_go_on_while_a_promise_is_computed(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many open batches that takes a few hundred ms, and clients may ask again and again."""
+    decide, loop_ran = Leftovers.decide, threading.Event()
+
+    def waits(*arguments: Any) -> Any:
+        assert loop_ran.wait(10)
+        return decide(*arguments)
+
+    monkeypatch.setattr(Leftovers, "decide", waits)
+    world = World(store)
+    await world.hours(2)
+    asked = asyncio.create_task(world.forecaster.promise(world.batch(86_400), file(1)))
+    await asyncio.sleep(0.1)
+    loop_ran.set()
+    assert (await asked).promise is not None
