@@ -8,7 +8,7 @@ from simulator.engine.engine import Engine
 from tests.unit.simulator.drive import by_jumps, by_steps, naively, profiles, workloads
 from tests.unit.simulator.naive_engine import NaiveEngine
 
-EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @EXAMPLES

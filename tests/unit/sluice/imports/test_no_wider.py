@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.settings import Config, parse
@@ -162,6 +162,7 @@ def could(key: dict[str, Any], dump: dict[str, Any]) -> set[str]:
 
 
 @given(DUMPS)
+@settings(max_examples=50)  # each reads whole files
 def test_no_key_of_litellm_opens_more_or_sees_strangers(dump: dict[str, Any]) -> None:
     config = imported("litellm", ENGINES, dump)
     assert config.entitlements, "a gateway without entitlements is open"
