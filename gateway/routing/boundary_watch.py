@@ -123,14 +123,14 @@ class BoundaryWatch:
         now = (view.preemptions, view.finished) if tell else before
         self._engines[pool] = now
         sample.preemptions, sample.finished = now[0] - before[0], now[1] - before[1]
-        sequences = sum((engine.running or 0.0) + (engine.waiting or 0.0) for engine in tell)
+        sequences = sum(((e.running or 0.0) + (e.waiting or 0.0) for e in tell), 0.0)
         slots = max(1, len(state.alive) * state.slots_per_worker)
         prefilling = 0 if state.prefill is None else state.prefill.total_active
         queued = max(0, state.inflight - state.total_active - prefilling)
-        sample.waiting = (queued + sum(engine.waiting or 0.0 for engine in tell)) / slots
+        sample.waiting = sum((engine.waiting or 0.0 for engine in tell), float(queued)) / slots
         sample.load = max(
             max(state.inflight + state.total_elsewhere, sequences) / slots,
-            sum(engine.kv_usage or 0.0 for engine in tell) / max(1, len(tell)),
+            sum((engine.kv_usage or 0.0 for engine in tell), 0.0) / max(1, len(tell)),
         )
         return sample
 
