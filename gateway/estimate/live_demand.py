@@ -2,7 +2,7 @@
 
 `sluice plan --live` plans by it. Demand is what was served and what wanted capacity and got none;
 a client that asks again with the same body within the wait it was told is one demand. The sample
-is even: every `stride`-th demand, twice as many apart each time that it is full.
+is even: every `stride`-th demand, twice as many apart each time that a week's do not fit.
 """
 
 from typing import Any, Final
@@ -80,11 +80,16 @@ class LiveDemand:
     def _keep(self, record: DecisionRecord) -> None:
         """Add to the sample what tells lengths and compression."""
         if len(self._sample) >= SAMPLED:
-            oldest_s = record.time_unix_s - HOURS * HOUR_S
-            self._sample = [each for each in self._sample[::2] if each.time_unix_s > oldest_s]
-            self.stride *= 2
+            self._sample = self._of_last_week()
+            if len(self._sample) > SAMPLED // 2:
+                self._sample = self._sample[::2]
+                self.stride *= 2
         slim = {"scheduling": NO_SCHEDULING, "attempts": (), "prompt": None}
         self._sample.append(msgspec.structs.replace(record, **slim))
+
+    def _of_last_week(self) -> list[DecisionRecord]:
+        oldest_s = self.last_unix_s - HOURS * HOUR_S
+        return [each for each in self._sample if each.time_unix_s > oldest_s]
 
     def shown(self) -> dict[str, Any]:
         """As `GET /admin/demand` shows it."""
@@ -93,5 +98,5 @@ class LiveDemand:
             "last_unix_s": self.last_unix_s,
             "hours": [[hour * HOUR_S, *counts] for hour, counts in sorted(self.hours.items())],
             "stride": self.stride,
-            "records": self._sample,
+            "records": self._of_last_week(),
         }

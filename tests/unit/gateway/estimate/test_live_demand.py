@@ -60,6 +60,16 @@ def test_the_sample_stays_even_and_small_and_holds_no_prompt() -> None:
     assert {record.prompt for record in shown["records"]} == {None}
 
 
+def test_the_sample_of_a_week_does_not_thin_out_over_the_weeks() -> None:
+    demand, week_s = LiveDemand(), HOURS * HOUR_S
+    for number in range(20 * SAMPLED):
+        demand.add(asked(number * week_s / SAMPLED))
+    shown = demand.shown()
+    assert shown["stride"] == 2
+    assert len(shown["records"]) == SAMPLED / 2
+    assert all(record.time_unix_s > shown["last_unix_s"] - week_s for record in shown["records"])
+
+
 def test_a_week_is_kept() -> None:
     demand = LiveDemand()
     for hour in range(2 * HOURS):
