@@ -200,7 +200,7 @@ class Forecaster:
         )
 
     async def _around(self, name: str, batch: Batch) -> tuple[Leftovers, list[Work]]:
-        """What the model has left, and the other open batches that want it."""
+        """The capacity that live requests leave, and the other open batches that use it."""
         found = [await self._store.get(Batch, i) for i in await self._store.open_names(Batch)]
         others = [other for other, _ in filter(None, found) if other.id != batch.id]
         seen, now_unix_s = self._seen_of(name), self._wall_clock()

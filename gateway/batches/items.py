@@ -74,7 +74,7 @@ def read_lines(first: int, lines: Iterable[bytes], done: "Done") -> list[Item]:
 
 
 def by_prefix(item: Item) -> bytes:
-    """What items are sorted by: prompts that share a prefix go together."""
+    """The sort key of an item: the beginning of its body, so that shared prefixes go together."""
     return item.body[:_KEY_BYTES]
 
 

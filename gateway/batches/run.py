@@ -266,7 +266,7 @@ class Run:
         self._gone = False
         """Whether its input is."""
         self.item_s = _LONG_S
-        """What an item takes lately; long before that is known."""
+        """Seconds that an item took lately; `_LONG_S` until one has ended."""
         self._records: dict[int, DecisionRecord | None] = {}
         """The newest record of each item in flight."""
         self.stopping = False

@@ -105,7 +105,7 @@ class Outlook:
 def _alike(forecast: Forecast, ended: Sequence[_Ended]) -> Sequence[_Ended]:
     def distance(each: _Ended) -> float:
         pairs = zip(forecast[1:], each.forecast[1:], strict=True)
-        return sum([abs(log((one + _FLOOR_S) / (other + _FLOOR_S))) for one, other in pairs])
+        return sum([abs(log((own + _FLOOR_S) / (other + _FLOOR_S))) for own, other in pairs])
 
     return nsmallest(ALIKE, ended, key=distance)
 

@@ -72,8 +72,10 @@ class Claims:
         if proof.config_sha256 == self._config_sha256 and unix_s > self.since_unix_s:
             self.proof, self.since_unix_s = proof, unix_s
             self._counter.values.clear()
-            simulated = (one for one in proof.findings if one.kind == "entitlement" and one.kept)
-            self.entitlements = {one.name: one for one in simulated}
+            simulated = (
+                claim for claim in proof.findings if claim.kind == "entitlement" and claim.kept
+            )
+            self.entitlements = {claim.name: claim for claim in simulated}
 
     def append(self, record: msgspec.Struct) -> None:
         """Count a request that ended."""

@@ -28,9 +28,16 @@ def budget_findings(
 
     `rate`: how much faster the log's requests come.
     """
-    owners = [(one.name, {one.name}, one.budgets) for one in config.entitlements]
+    owners = [
+        (entitlement.name, {entitlement.name}, entitlement.budgets)
+        for entitlement in config.entitlements
+    ]
     for tenant in config.tenants:
-        names = {one.name for one in config.entitlements if one.tenant == tenant.name}
+        names = {
+            entitlement.name
+            for entitlement in config.entitlements
+            if entitlement.tenant == tenant.name
+        }
         owners.append((tenant.name, names, tenant.budgets))
     for name, names, budgets in owners:
         mine = np.array([owner in names for owner in recorded.entitlements], dtype=bool)

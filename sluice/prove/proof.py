@@ -97,7 +97,7 @@ def prove_all(
         [*_findings(config, recorded, engines, mine, untimed), *_counted(config, recorded, faster)]
         for config, mine in zip(configs, runs, strict=True)
     ]
-    findings = sorted(found[0], key=lambda one: ORDER.index(one.verdict))
+    findings = sorted(found[0], key=lambda entry: ORDER.index(entry.verdict))
     made_for = digest_of(files[0].read_bytes())
     content = msgspec.json.encode((made_for, findings))
     return Proof(
@@ -193,7 +193,7 @@ def _findings(
 
 
 def _entitled(config: Config, model: ModelConfig) -> list[EntitlementConfig]:
-    return [one for one in config.entitlements if one.model == model.name]
+    return [entry for entry in config.entitlements if entry.model == model.name]
 
 
 def _nameless(recorded: RecordedTraffic) -> bool:
@@ -241,7 +241,7 @@ def _let_in(
         for owner, key in zip(recorded.entitlements, recorded.keys, strict=False)
         if owner == entitlement.name
     ]
-    tenant = next((one for one in config.tenants if one.name == entitlement.tenant), None)
+    tenant = next((entry for entry in config.tenants if entry.name == entitlement.tenant), None)
     named = {key.name: key for key in tenant.keys} if tenant is not None else {}
     own = {fingerprint(key.removeprefix("sha256:")) for key in entitlement.api_keys}
     shut = {name for name, key in named.items() if key.suspended}

@@ -23,9 +23,9 @@ _COLOURS_OF_RESULTS: Final = {
 
 def show(proof: Proof, console: Console) -> None:
     """One line for each subject, what changes, and the verdict."""
-    for one in proof.findings:
-        verdict = f"[{_COLOURS[one.verdict]}]{one.verdict}[/]"
-        console.print(f"[bold]{escape(_label(proof, one))}[/] {verdict}: {escape(one.reason)}")
+    for row in proof.findings:
+        verdict = f"[{_COLOURS[row.verdict]}]{row.verdict}[/]"
+        console.print(f"[bold]{escape(_label(proof, row))}[/] {verdict}: {escape(row.reason)}")
     for change in proof.changes or ():
         direction = f"[{_COLOURS_OF_CHANGES[change.direction]}]{change.direction}[/]"
         console.print(f"{direction}: {escape(_label(proof, change))}: {escape(change.words)}")
@@ -40,8 +40,8 @@ def markdown_of(proof: Proof) -> str:
     """The same as a comment of a pull request."""
     lines = [f"**sluice prove: {proof.verdict}**", "", "| | Verdict | Why |", "|---|---|---|"]
     lines += [
-        f"| {_cell(_label(proof, one))} | {one.verdict} | {_cell(one.reason)} |"
-        for one in proof.findings
+        f"| {_cell(_label(proof, row))} | {row.verdict} | {_cell(row.reason)} |"
+        for row in proof.findings
     ]
     if proof.changes is not None:
         lines += ["", "Against the configuration in force:" if proof.changes else "No change."]
@@ -58,15 +58,15 @@ def show_review(review: Review, console: Console) -> None:
     hours = (review.until_unix_s - review.since_unix_s) / 3600
     since = datetime.fromtimestamp(review.since_unix_s, UTC)
     console.print(f"proof {review.id}, {hours:.1f} h since {since:%Y-%m-%d %H:%M} UTC")
-    for one in review.compared:
-        result = f"[{_COLOURS_OF_RESULTS[one.result]}]{one.result}[/]"
-        name = escape(f"{one.kind} {one.name}")
-        console.print(f"[bold]{name}[/] {result}: {escape(one.words)}")
+    for row in review.compared:
+        result = f"[{_COLOURS_OF_RESULTS[row.result]}]{row.result}[/]"
+        name = escape(f"{row.kind} {row.name}")
+        console.print(f"[bold]{name}[/] {result}: {escape(row.words)}")
     console.print(f"[bold {_COLOURS_OF_RESULTS[review.result]}]{review.result}[/]")
 
 
 def _label(proof: Proof, subject: Finding | Change) -> str:
-    several = len({one.model for one in proof.findings if one.model}) > 1
+    several = len({row.model for row in proof.findings if row.model}) > 1
     of = f" of {subject.model}" if several and subject.kind == "pool" else ""
     return f"{subject.kind} {subject.name}{of}"
 

@@ -7,7 +7,7 @@ are one request, by the first of them: simulated clients do not come back.
 
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
@@ -118,9 +118,9 @@ class _Tally:
         self.proof = proof
         self.since_s, self.until_s, self.last_s = since_s, inf, since_s
         self.counts: dict[Subject, Counter[str]] = {
-            _subject(one): Counter() for one in proof.findings if one.kept is not None
+            _subject(claim): Counter() for claim in proof.findings if claim.kept is not None
         }
-        self._claims = {_subject(one): one for one in proof.findings}
+        self._claims = {_subject(claim): claim for claim in proof.findings}
         self._refused: dict[Any, float] = {}
         """Body -> until when a retry may come."""
 
@@ -155,25 +155,28 @@ def review(
 ) -> Review:
     """Each verdict beside the counts of its requests."""
     span_s = max(until_s - since_s, 1e-9)
-    proved, measured = Counter[str](), Counter[str]()
-    findings = [one for one in proof.findings if one.kept is not None and _subject(one) in counts]
-    for one in findings:
-        if one.kind == "entitlement":
-            proved[one.model] += one.requests_per_s  # type: ignore[assignment]
-            measured[one.model] += sum(counts[_subject(one)].values())
+    proved: dict[str, float] = defaultdict(float)
+    measured = Counter[str]()
+    findings = [
+        claim for claim in proof.findings if claim.kept is not None and _subject(claim) in counts
+    ]
+    for claim in findings:
+        if claim.kind == "entitlement":
+            proved[claim.model] += claim.requests_per_s
+            measured[claim.model] += sum(counts[_subject(claim)].values())
     compared = []
-    for one in findings:
-        own = counts[_subject(one)]
+    for claim in findings:
+        own = counts[_subject(claim)]
         ratios = [
             requests / span_s / per_s
             for requests, per_s in (
-                (sum(own.values()), one.requests_per_s),
-                (measured[one.model], proved[one.model]),
+                (sum(own.values()), claim.requests_per_s),
+                (measured[claim.model], proved[claim.model]),
             )
             if per_s > 0
         ]
-        compared.append(_compared(one, own, ratios))
-    results = {one.result for one in compared} - {"not proved"}
+        compared.append(_compared(claim, own, ratios))
+    results = {claim.result for claim in compared} - {"not proved"}
     overall: Result = "wrong" if "wrong" in results else "cannot tell"
     return Review(
         id=proof.id,
@@ -184,17 +187,17 @@ def review(
     )
 
 
-def _compared(one: Claim, counts: Mapping[str, int], ratios: list[float]) -> Compared:
+def _compared(claim: Claim, counts: Mapping[str, int], ratios: list[float]) -> Compared:
     requests = sum(counts.values())
-    excused = min(counts.get("limited", 0), one.excused * requests)
+    excused = min(counts.get("limited", 0), claim.excused * requests)
     found, now, base = None, "cannot tell", requests - excused
     if base >= 1:
         found = wilson(counts.get("kept", 0) / base, base)
         now = "holds" if found.low >= PROMISED else "breaks" if found.high < PROMISED else now
     more, less = max(ratios, default=1.0), min(ratios, default=1.0)
-    by_slots = one.kept is not None and one.verdict == "breaks" and one.kept.high >= PROMISED
+    by_slots = claim.kept is not None and claim.verdict == "breaks" and claim.kept.high >= PROMISED
     result: Result = "cannot tell"
-    if one.verdict == "cannot tell":
+    if claim.verdict == "cannot tell":
         result, why = "not proved", f"now it {now}" if now != "cannot tell" else ""
     elif found is None:
         why = "no request since"
@@ -202,29 +205,29 @@ def _compared(one: Claim, counts: Mapping[str, int], ratios: list[float]) -> Com
         why = "too few, or too near 99 %, to tell"
     elif by_slots:
         why = "it breaks for want of slots, which this does not tell"
-    elif now == one.verdict:
-        result, why = "agreed", _figures(one.kept, found)
+    elif now == claim.verdict:
+        result, why = "agreed", _figures(claim.kept, found)
     elif now == "breaks" and more > MORE_DEMAND:
         why = "it breaks at more demand than was proved"
     elif now == "holds" and less < 1 / MORE_DEMAND:
         why = "it holds at less demand than was proved"
     else:
         result, why = "wrong", f"it {now}"
-    proved = "" if one.kept is None else f", {words_of(one.kept)}"
+    proved = "" if claim.kept is None else f", {words_of(claim.kept)}"
     told = "" if found is None else f"; measured {words_of(found)} of {requests:,} requests"
     demand = more if now == "breaks" else less
     times = f", {demand:.2g} times the demand" if ratios and found is not None else ""
     return Compared(
-        kind=one.kind,
-        name=one.name,
-        model=one.model,
-        verdict=one.verdict,
-        kept=one.kept,
+        kind=claim.kind,
+        name=claim.name,
+        model=claim.model,
+        verdict=claim.verdict,
+        kept=claim.kept,
         measured=found,
         requests=requests,
         demand=demand,
         result=result,
-        words=f"proved: {one.verdict}{proved}{told}{times}{why and f': {why}'}",
+        words=f"proved: {claim.verdict}{proved}{told}{times}{why and f': {why}'}",
     )
 
 

@@ -149,7 +149,7 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
     """Serve the sample; raises PlanError for a fleet that cannot be built."""
     sample, recorded = trial.sample, trial.sample.recorded
     config = load(trial.file)
-    (model,) = (one for one in config.models if one.name == trial.model)
+    (model,) = (entry for entry in config.models if entry.name == trial.model)
     gateway = _gateway(config, model, trial.engines, recorded)
     traffic = Traffic(
         arrival_s=recorded.at_s, prompt_tokens=recorded.prompts, output_tokens=recorded.answers
