@@ -5,7 +5,7 @@ One contract suite tests both.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -15,9 +15,10 @@ from gateway.records.attempt import FoundEngine, PhaseTimeouts, Usage, WorkerAdd
 from gateway.records.entitlement import Entitlement
 from gateway.records.lease import Lease
 from gateway.records.limit import Limit, LimitView
-from gateway.records.record import Record
+from gateway.records.record import Document, Record
 from gateway.records.tenancy import DirectoryChange, DirectoryState, TokenIdentity, Written
 
+D = TypeVar("D", bound=Document)
 Lines = bytes
 """Headers in wire format, each line ending in CRLF (`gateway.payload.head`)."""
 
@@ -305,55 +306,55 @@ class Full(SluiceError):
     """The tenant has as many open documents of this kind as it may."""
 
 
-class Document(Record, frozen=True, kw_only=True):
-    """A document as a store has it."""
-
-    id: str
-    value: bytes
-    version: int
-    """Grows with every change."""
-
-
 class Documents(Protocol):
     """Documents that change by compare-and-set, kept apart from the process.
 
-    Kinds and ids are the caller's own words without blanks, never a client's. Methods raise
-    StateFailure; a change may have happened nevertheless, so read before trying it again.
+    Their kinds are their classes; their ids have no blanks, and are never a client's words. Methods
+    raise StateFailure; a change may have happened nevertheless, so read before trying it again.
     """
 
-    async def get(self, kind: str, name: str) -> Document | None:
-        """The document of this id."""
+    async def get(self, kind: type[D], name: str) -> tuple[D, int] | None:
+        """The document of this id, with its version, which grows with every change."""
 
-    async def put(
-        self,
-        kind: str,
-        tenant: str,
-        name: str,
-        value: bytes,
-        version: int,
-        *,
-        is_open: bool = True,
-        most: int = 0,
-    ) -> int:
+    async def put(self, document: Document, version: int, *, most: int = 0) -> int:
         """Write a document based on a version (0: it is new), and return the new version.
 
-        `is_open`: `open_names` lists it. `most`: how many open ones of this kind the tenant may
-        have, this one included; 0 for any number. Raises Changed, Full.
+        `most`: how many open ones of this kind its tenant may have, this one included; 0 for any
+        number. Raises Changed, Full.
         """
 
-    async def delete(self, kind: str, tenant: str, name: str, version: int) -> None:
+    async def change(self, document: D, version: int, changed: Callable[[D], D]) -> tuple[D, int]:
+        """Write what `changed` makes of the document as it is by now; returns that, as `get` does.
+
+        `document`: as it was of that version. Raises Changed if it is gone, and what `changed`
+        raises.
+        """
+        while True:
+            after = changed(document)
+            try:
+                return after, await self.put(after, version)
+            except Changed:
+                newer = await self.get(type(document), document.id)
+                if newer is None:
+                    raise
+                document, version = newer
+
+    async def delete(self, document: Document, version: int) -> None:
         """Delete a document of this version. Raises Changed."""
 
     async def page(
-        self, kind: str, tenant: str, after: str, limit: int, *, oldest_first: bool = False
-    ) -> list[Document]:
+        self, kind: type[D], tenant: str, after: str, limit: int, *, oldest_first: bool = False
+    ) -> list[tuple[D, int]]:
         """A tenant's documents by creation, newest first, that follow one ("": from the start)."""
 
-    async def count(self, kind: str, tenant: str) -> int:
+    async def count(self, kind: type[Document], tenant: str) -> int:
         """How many documents of a kind a tenant has."""
 
-    async def open_names(self, kind: str) -> list[str]:
+    async def open_names(self, kind: type[Document]) -> list[str]:
         """Ids of all tenants' open documents, oldest first."""
+
+    def unix_s(self) -> float:
+        """The time by the clock that all who share the documents have, as last heard of it."""
 
     async def close(self) -> None:
         """Close files and connections. Idempotent."""

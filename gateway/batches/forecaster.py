@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from math import ceil, inf, log
 from pathlib import Path
@@ -16,8 +16,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.background_task import PeriodicTask
-from gateway.batches.batch_store import BatchStore
 from gateway.batches.pace import HEADROOM
 from gateway.batches.promise import (
     HOUR_S,
@@ -26,23 +24,22 @@ from gateway.batches.promise import (
     Leftovers,
     Profile,
     Work,
-    promised_by,
     with_hour,
     work,
 )
-from gateway.errors import Refusal, StateFailure
+from gateway.errors import NotFound, Refusal, StateFailure
 from gateway.estimate.learners import TwoTermFit
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.ports import Changed
+from gateway.pipeline.plan import find_model
+from gateway.ports import Changed, Documents
 from gateway.records.batch import ENDED, Batch, Promise, StoredFile
 from gateway.records.decision import DecisionRecord
-from gateway.records.endpoint import ENDPOINTS
+from gateway.records.endpoint import ROUTES
 from gateway.records.request import BodyFacts, Measure
 from gateway.records.usage import cost_nano
 
 _T = TypeVar("_T")
-KIND: Final = "batch_profile"
 OBSERVE_S: Final = 5.0
 SEED_BYTES: Final = 256 << 20
 """Of the request log's end, to seed a profile."""
@@ -51,8 +48,7 @@ _KEEP: Final = 0.9
 _ENVELOPE_BYTES: Final = 120
 """Of a line of an input file, beside the request's text."""
 _log = logging.getLogger("sluice.batches")
-_profile: Final = msgspec.json.Decoder(Profile).decode
-_encode: Final = msgspec.json.Encoder().encode
+_record: Final = msgspec.json.Decoder(DecisionRecord).decode
 
 
 class _Seen:
@@ -76,38 +72,44 @@ class Forecaster:
         self,
         *,
         models: Mapping[str, ModelRuntime],
-        store: BatchStore,
+        splits: Collection[str] = (),
+        store: Documents,
         running: Callable[[str], int],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         request_log: Path | None = None,
     ) -> None:
-        """`models` by name and by alias; `running`: sequences of batches in flight here."""
-        self._models, self._store, self._running = models, store, running
-        self._clock, self._wall_clock = clock, wall_clock
+        """`models` by name and alias, and `splits` over several, change with a reload.
+
+        `running`: sequences of batches in flight here.
+        """
+        self._models, self._splits, self._store = models, splits, store
+        self._running, self._clock, self._wall_clock = running, clock, wall_clock
         self._request_log = request_log
         self._seen: dict[str, _Seen] = {}
         self._hour = int(wall_clock() // HOUR_S)
         self._observed_s = clock()
-        self._task = PeriodicTask(self._observe, OBSERVE_S)
         self._computing = asyncio.Lock()
 
-    async def start(self) -> None:
-        """Read the profiles and begin to observe."""
+    async def run(self) -> None:
+        """Observe for ever, on top of what is known from before."""
+        await self.begin()
+        while True:
+            await asyncio.sleep(OBSERVE_S)
+            await self._observe()
+
+    async def begin(self) -> None:
+        """Read the profiles; where there are none, the request log begins them."""
         for name in self._names():
             seen = self._seen_of(name)
             with contextlib.suppress(StateFailure):
-                await self._read(name)
+                if stored := await self._store.get(Profile, name):
+                    seen.profile, _ = stored
             seen.seconds.a, seen.seconds.b = seen.profile.seconds
         if self._request_log is not None and not any(s.profile.hours for s in self._seen.values()):
             logged = await asyncio.to_thread(hours_of_log, self._request_log, self._hour)
             for name in self._names() & logged.keys():
                 await self._change(name, partial(_with_hours, hours=logged[name]))
-        self._task.start()
-
-    async def close(self) -> None:
-        """Stop observing."""
-        await self._task.close()
 
     def __call__(self, record: msgspec.Struct) -> None:
         """Learn from a served request how long its tokens held a slot."""
@@ -124,13 +126,12 @@ class Forecaster:
     # -- promises
 
     async def promise(self, batch: Batch, file: StoredFile) -> Batch:
-        """The batch with its promise. Raises Refusal (422) where its window cannot hold it.
-
-        A name for several models has none: which of them answers is not known.
-        """
-        served = self._models.get(batch.model)
-        if served is None:
+        """The batch with its promise. Raises Refusal (422) where its window cannot hold it."""
+        served = self._served(batch)
+        if served is None and batch.accept_late:
             return batch
+        if served is None:
+            raise _cannot_promise(batch, f"'{batch.model}' stands for several models.")
         planned_slot_s, cost = self._planned(served, batch, file)
         batch = msgspec.structs.replace(batch, planned_slot_s=planned_slot_s)
         left, others = await self._around(served.name, batch)
@@ -139,7 +140,10 @@ class Forecaster:
         decided = await self._apart(lambda: left.decide(asked, others))
         if not decided.kept:
             if not batch.accept_late:
-                raise _cannot_promise(batch, decided.earliest_s)
+                why = "It expects to have no capacity left for batches."
+                if (earliest_s := decided.earliest_s) < inf:
+                    why = f"The earliest window that it can promise is {earliest_s // 60:.0f}m."
+                raise _cannot_promise(batch, why)
             by_unix_s = None
             late = self._work(served.name, batch, None)
             decided = await self._apart(lambda: left.decide(late, others))
@@ -148,7 +152,7 @@ class Forecaster:
 
     async def forecast(self, batch: Batch) -> Promise | None:
         """When a batch will have ended as it stands now; None where that is never, or not known."""
-        served, by_unix_s = self._models.get(batch.model), promised_by(batch)
+        served, by_unix_s = self._served(batch), batch.promised_by_unix_s
         if served is None:
             return None
         name = served.name
@@ -160,7 +164,7 @@ class Forecaster:
 
     async def learn(self, batch: Batch) -> None:
         """Learn from a completed batch how far its work was from what was planned."""
-        used_slot_s, served = _used_slot_s(batch), self._models.get(batch.model)
+        used_slot_s, served = _used_slot_s(batch), self._served(batch)
         if served is not None and used_slot_s > 0 and batch.planned_slot_s > 0:
             ratio = log(used_slot_s / batch.planned_slot_s)
 
@@ -174,16 +178,11 @@ class Forecaster:
         """Slot-seconds that a file's requests are expected to take, and their cost."""
         lines = max(1, file.lines)
         size = max(1, file.bytes // lines - _ENVELOPE_BYTES)
-        endpoint = next((e for e in ENDPOINTS.values() if e.path == batch.endpoint), None)
-        if endpoint is None:
-            return 0.0, 0
         measure = Measure(text_bytes=size, longest_text_bytes=size, messages=1)
         facts = BodyFacts(model=served.name, measure=measure)
-        expected = served.estimator.estimate(endpoint, facts, batch.tenant)
-        output = expected.output_tokens * lines
-        if file.unlimited < lines:
-            limited = min(file.output_tokens, expected.output_tokens * (lines - file.unlimited))
-            output = limited + expected.output_tokens * file.unlimited
+        expected = served.estimator.estimate(ROUTES[batch.endpoint], facts, batch.tenant)
+        limited = min(file.output_tokens, expected.output_tokens * (lines - file.unlimited))
+        output = limited + expected.output_tokens * file.unlimited
         prompt = expected.input_tokens_total * lines
         price = served.price
         cost = 0 if price is None else cost_nano(price, prompt, output)
@@ -212,12 +211,19 @@ class Forecaster:
         slots, live = self._slots(name), live + seen.others
         left = await self._apart(lambda: Leftovers(demand, slots, live, now_unix_s))
         return left, [
-            self._work(name, other, promised_by(other))
+            self._work(name, other, other.promised_by_unix_s)
             for other in others
             if other.status not in ENDED
-            and (served := self._models.get(other.model)) is not None
+            and (served := self._served(other)) is not None
             and served.name == name
         ]
+
+    def _served(self, batch: Batch) -> ModelRuntime | None:
+        """Its model; None for a name of several, of which it is not known which one answers."""
+        with contextlib.suppress(NotFound):  # a reload removed it
+            if batch.model not in self._splits:
+                return find_model(self._models, batch.model)
+        return None
 
     async def _apart(self, work: Callable[[], _T]) -> _T:
         """Compute in a thread, one at a time: it takes up to 0.3 s, and live requests go on."""
@@ -249,7 +255,7 @@ class Forecaster:
         return max(0, slots - HEADROOM)
 
     def _seen_of(self, name: str) -> _Seen:
-        return self._seen.setdefault(name, _Seen(Profile()))
+        return self._seen.setdefault(name, _Seen(Profile(id=name)))
 
     def _live(self, name: str) -> int:
         return max(0, sum(pool.inflight for pool in self._pools(name)) - self._running(name))
@@ -286,40 +292,21 @@ class Forecaster:
         await self._change(name, added)
         seen.others = max(0.0, seen.profile.hours[-1] - live)
 
-    async def _read(self, name: str) -> int:
-        """Read a model's profile; returns its version."""
-        document = await self._store.documents.get(KIND, name)
-        if document is None:
-            return 0
-        self._seen_of(name).profile = _profile(document.value)
-        return document.version
-
-    async def _change(self, name: str, change: Callable[[Profile], Profile]) -> None:
+    async def _change(self, name: str, changed: Callable[[Profile], Profile]) -> None:
         """Change a profile as it is in the store now; here alone while the store is away."""
         seen = self._seen_of(name)
-        for _ in range(8):
-            version = None
-            with contextlib.suppress(StateFailure):
-                version = await self._read(name)
-            changed = change(seen.profile)
-            try:
-                if version is not None:
-                    value = _encode(changed)
-                    await self._store.documents.put(KIND, "", name, value, version, is_open=False)
-            except Changed:
-                continue
-            except StateFailure as error:
-                _log.warning("the profile of %s was not stored: %s", name, error)
-            seen.profile, seen.demand = changed, None
-            return
+        try:
+            stored = await self._store.get(Profile, name) or (seen.profile, 0)
+            seen.profile, _ = await self._store.change(*stored, changed)
+        except (Changed, StateFailure) as error:
+            _log.warning("the profile of %s was not stored: %r", name, error)
+            seen.profile = changed(seen.profile)
+        seen.demand = None
 
 
-def _cannot_promise(batch: Batch, earliest_s: float) -> Refusal:
-    window = "It expects to have no capacity left for batches."
-    if earliest_s < inf:
-        window = f"The earliest window that it can promise is {earliest_s // 60:.0f}m."
+def _cannot_promise(batch: Batch, why: str) -> Refusal:
     return Refusal(
-        f"The gateway cannot promise to end this batch within {batch.completion_window}. {window} "
+        f"The gateway cannot promise to end this batch within {batch.completion_window}. {why} "
         'With "sluice": {"accept_late": true} it is taken without a promise.',
         reason="cannot_promise",
         param="completion_window",
@@ -336,32 +323,20 @@ def _with_hours(profile: Profile, hours: Mapping[int, float]) -> Profile:
     return profile
 
 
-class _Timing(msgspec.Struct, frozen=True):
-    duration_s: float = 0.0
-
-
-class _Logged(msgspec.Struct):
-    model: str | None = None
-    time_unix_s: float = 0.0
-    batch: msgspec.Raw = msgspec.Raw(b"")
-    timing: _Timing = _Timing()
-
-
 def hours_of_log(path: Path, until_hour: int) -> Mapping[str, Mapping[int, float]]:
     """Mean live sequences by model and hour, from the end of a request log; {} without one."""
-    decode = msgspec.json.Decoder(_Logged).decode
     hours: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     try:
         with path.open("rb") as lines:
             lines.seek(max(0, path.stat().st_size - SEED_BYTES))
             for line in lines:
                 try:
-                    found = decode(line)
-                except msgspec.DecodeError:
+                    record = _record(line)
+                except msgspec.MsgspecError:
                     continue
-                hour = int(found.time_unix_s // HOUR_S)
-                if found.model and not bytes(found.batch) and hour < until_hour:
-                    hours[found.model][hour] += (found.timing.duration_s or 0.0) / HOUR_S
+                hour = int(record.time_unix_s // HOUR_S)
+                if record.model and record.batch is None and hour < until_hour:
+                    hours[record.model][hour] += (record.timing.duration_s or 0.0) / HOUR_S
     except OSError as error:
         _log.warning("the request log does not seed the forecast: %s", error)
     return hours

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from gateway.batches.batch_store import BatchStore
+from gateway.batches.contents import Contents
 from gateway.errors import BadRequest, TooLarge
 from gateway.records.batch import LineProblem, StoredFile
 from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
@@ -244,7 +244,7 @@ class UploadForm:
 
 
 async def receive(
-    store: BatchStore,
+    contents: Contents,
     stored: StoredFile,
     form: UploadForm,
     pieces: AsyncIterator[bytes],
@@ -253,14 +253,13 @@ async def receive(
     most_line_bytes: int,
     hold: Callable[[int], None],
 ) -> StoredFile:
-    """Store the file that comes as this form; what is known of it then. Its document is not yet.
+    """Store the content of the file that comes as this form; returns what is known of it then.
 
     `hold` is told the bytes that it holds in memory, and may refuse. Raises Refusal, StateFailure;
     then nothing of it stays.
     """
     checks, size, held = LineChecks(most_line_bytes), 0, bytearray()
-    writing = await store.contents.open(stored.id)
-    try:
+    async with contents.open(stored.id) as write:
         async for piece in pieces:
             data = form.write(piece)
             size += len(data)
@@ -272,7 +271,7 @@ async def receive(
             held += data
             hold(len(held) + min(checks.held_bytes, most_line_bytes))
             if len(held) >= WRITE_BYTES:
-                await writing.write(bytes(held))
+                await write(bytes(held))
                 held.clear()
         form.end()
         if (purpose := form.fields.get("purpose")) != "batch":
@@ -284,10 +283,7 @@ async def receive(
             )
         await asyncio.to_thread(checks.end)  # it sorts a million digests
         if held:
-            await writing.write(bytes(held))
-        await writing.commit()
-    finally:
-        await writing.discard()
+            await write(bytes(held))
     return msgspec.structs.replace(
         stored,
         filename=form.filename or "",

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from gateway.records.batch import Batch
-from gateway.records.record import Record
+from gateway.records.record import Document, Record
 
 HOUR_S: Final = 3600
 DAY: Final = 24
@@ -52,9 +52,11 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Profile(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Profile(Document, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of a model's live demand and of its batches."""
 
+    id: str = ""
+    """The model's name."""
     first_hour: int = 0
     """Hours since 1970 of the first value."""
     hours: tuple[float, ...] = ()
@@ -67,6 +69,11 @@ class Profile(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What batches used then."""
     seconds: tuple[float, float] = (0.0005, 0.03)
     """Of a slot, for a token of a prompt and of an answer."""
+
+    @property
+    def is_open(self) -> bool:
+        """See Document."""
+        return False
 
     @property
     def used_share(self) -> float:
@@ -191,18 +198,13 @@ class Leftovers:
         return _quantiles(self.finish_s(whole))
 
 
-def promised_by(batch: Batch) -> int | None:
-    """When a batch is promised, in Unix seconds; None for unpromised."""
-    return None if batch.promise is None else batch.promise.promised_by_unix_s
-
-
 def urgent(batch: Batch, items_per_s: float, now_unix_s: float) -> bool:
     """Whether leftovers alone will hardly keep a batch's promise.
 
     Its last forecast decides: the middle between p50 and p95 lies beyond the promise. Without a
     forecast the rate does, at which its items are answered now.
     """
-    by = promised_by(batch)
+    by = batch.promised_by_unix_s
     if by is None:
         return False
     if batch.forecast is not None:

@@ -23,8 +23,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from gateway.batches.batch_store import BatchStore
-from gateway.batches.contents import ContentGone
+from gateway.batches.contents import ContentGone, Contents
 from gateway.batches.items import (
     MAX_TRIES,
     PART_BYTES,
@@ -42,7 +41,7 @@ from gateway.errors import Refusal, StateFailure
 from gateway.metrics import Metrics
 from gateway.payload.head import lines_of
 from gateway.pipeline.pipeline import Pipeline
-from gateway.ports import Changed, Lines
+from gateway.ports import Changed, Documents, Lines
 from gateway.records.batch import (
     ENDED,
     Batch,
@@ -99,7 +98,8 @@ class Around:
 
     pipeline: Pipeline
     keyring: Keyring
-    store: BatchStore
+    store: Documents
+    contents: Contents
     export: UsageExport | None
     metrics: Metrics
     error_body: Callable[[Refusal, Dialect], bytes]
@@ -231,7 +231,7 @@ class Stored:
     async def _delete_usage(self, part: Part) -> None:
         name = self.batch.part_name(part, "use")
         try:
-            await self._around.store.contents.delete(name)
+            await self._around.contents.delete(name)
         except StateFailure as error:  # it goes with the batch
             _log.warning("%s is not deleted: %s", name, error)
 
@@ -632,7 +632,7 @@ class Run:
         self._number += 1
         for suffix, data in output.files().items():
             name = self.batch.part_name(part, suffix)
-            await self._insist(self._around.store.contents.write, name, data)
+            await self._insist(self._around.contents.write, name, data)
 
         def with_part(batch: Batch) -> Batch:
             if part in batch.parts:
@@ -717,7 +717,7 @@ class Run:
         await self._around.store.put(file, 0 if found is None else found[1])
 
     async def _read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        return await self._around.store.contents.read(name, start, end)
+        return await self._around.contents.read(name, start, end)
 
 
 async def _wait(event: asyncio.Event, most_s: float) -> None:
@@ -730,8 +730,7 @@ async def _wait(event: asyncio.Event, most_s: float) -> None:
 
 def turn(batch: Batch) -> tuple[float, int]:
     """What the batches of a model are ordered by: those promised soonest, then the oldest."""
-    promised = None if batch.promise is None else batch.promise.promised_by_unix_s
-    return inf if promised is None else promised, batch.created_unix_s
+    return batch.promised_by_unix_s or inf, batch.created_unix_s
 
 
 def is_over(batch: Batch, now_unix_s: float) -> bool:
@@ -741,7 +740,7 @@ def is_over(batch: Batch, now_unix_s: float) -> bool:
 
 
 def _count_promise(metrics: Metrics, batch: Batch, now_unix_s: int) -> None:
-    promised = None if batch.promise is None else batch.promise.promised_by_unix_s
+    promised = batch.promised_by_unix_s
     if promised is not None and batch.status != "cancelled":
         kept = batch.status == "completed" and now_unix_s <= promised
         metrics.batch_promises.add(str(kept).lower())
@@ -761,7 +760,7 @@ async def post(around: Around, stored: Stored, part: Part, lines: list[bytes] | 
     try:
         if lines is None:
             name = batch.part_name(part, "use")
-            lines = (await around.store.contents.read(name)).splitlines()
+            lines = (await around.contents.read(name)).splitlines()
         if around.export is not None:
             await around.export.post(f"{batch.id}/{part.epoch}-{part.number}", lines)
     except (OSError, StateFailure) as error:

@@ -7,19 +7,19 @@ did not exist.
 import contextlib
 import logging
 import re
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from gateway.batches.batch_store import BatchStore, new_id
-from gateway.batches.contents import TEMPORARY
+from gateway.batches.contents import Contents
 from gateway.batches.intake import ENDPOINTS, UploadForm, file_too_large, receive
 from gateway.errors import BadRequest, Conflict, NotFound, RateLimited, StateFailure
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.pipeline.plan import find_model
-from gateway.ports import Changed, Full
+from gateway.ports import Changed, Documents, Full
 from gateway.records.batch import ENDED, Batch, LineProblem, StoredFile
 from gateway.records.record import Record
 from gateway.records.request import Principal
@@ -39,13 +39,15 @@ READ_FILES: Final = 500
 """Of a list, at a time."""
 TEND_S: Final = 600.0
 """Between two looks for what has expired; clients see nothing of it from its expiry on."""
-ORPHANED_S: Final = 86_400.0
-"""After this time a content that no document names is of a process that was killed."""
+UPLOAD_S: Final = 86_400
+"""After this time an upload that is not whole is of a process that was killed."""
 LATE_S: Final = 7 * 86_400
 """How long a batch may run past its window."""
 _WINDOW: Final = re.compile(r"([1-9][0-9]{0,5})([mhd])")
 _UNIT_S: Final = {"m": 60, "h": 3600, "d": 86_400}
 _OURS: Final = re.compile(r"(file-|batch_)[0-9a-f]{32}\b")
+_Name = Annotated[str, msgspec.Meta(max_length=64)]
+_Short = Annotated[str, msgspec.Meta(max_length=512)]
 _log = logging.getLogger("sluice.batches")
 _T = TypeVar("_T", Batch, StoredFile)
 
@@ -63,15 +65,28 @@ class Bounds(Record, frozen=True, kw_only=True):
     """From a file's creation to its expiry, unless its creator asks for less."""
 
 
+class Expiry(Record, frozen=True, kw_only=True):
+    """How long a client wants files to be kept."""
+
+    anchor: Literal["created_at"]
+    seconds: int
+
+
+class Wishes(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What no other gateway knows."""
+
+    accept_late: bool = False
+
+
 class BatchRequest(Record, frozen=True, kw_only=True):
-    """What a client asks for when it creates a batch."""
+    """What a client sends to create a batch."""
 
     input_file_id: str
     endpoint: str
-    completion_window: str = "24h"
-    metadata: Mapping[str, str] | None = None
-    keep_s: int | None = None
-    accept_late: bool = False
+    completion_window: _Short = "24h"
+    metadata: Annotated[dict[_Name, _Short], msgspec.Meta(max_length=16)] | None = None
+    output_expires_after: Expiry | None = None
+    sluice: Wishes = Wishes()
 
 
 class BatchService:
@@ -79,7 +94,8 @@ class BatchService:
 
     def __init__(
         self,
-        store: BatchStore,
+        store: Documents,
+        contents: Contents,
         bounds: Bounds,
         *,
         models: Mapping[str, ModelRuntime],
@@ -93,6 +109,7 @@ class BatchService:
         `poke` tells the runner that there is something to do.
         """
         self.store = store
+        self.contents = contents
         self.bounds = bounds
         self._models = models
         self._splits = splits
@@ -118,38 +135,45 @@ class BatchService:
         """Store the file of a form that comes in pieces. `hold`: see `receive`."""
         form, bounds, now_s = UploadForm(content_type), self.bounds, int(self._now())
         with self._uploading(tenant):
-            if await self.store.count(StoredFile, tenant) >= bounds.max_files:
-                raise _too_many_files(bounds)
+            # Its document comes first, so that nothing of it is lost sight of.
             stored = StoredFile(
-                id=new_id("file-"),
+                id=_new_id("file-"),
                 tenant=tenant,
                 purpose="batch",
                 filename="",
                 bytes=0,
                 created_unix_s=now_s,
-                expires_unix_s=now_s + bounds.keep_s,
-            )
-            stored = await receive(
-                self.store,
-                stored,
-                form,
-                pieces,
-                most_bytes=bounds.max_file_bytes,
-                most_line_bytes=bounds.max_line_bytes,
-                hold=hold,
+                expires_unix_s=now_s + UPLOAD_S,
             )
             try:
-                keep_s = self.kept_s(form.fields.get("expires_after[seconds]"), "expires_after")
-                stored = msgspec.structs.replace(stored, expires_unix_s=now_s + keep_s)
-                await self.store.put(stored, 0, most=bounds.max_files)
-            except (Full, BadRequest) as error:
-                await self.store.contents.delete(stored.id)
-                if isinstance(error, Full):
-                    raise _too_many_files(bounds) from None
+                version = await self.store.put(stored, 0, most=bounds.max_files)
+            except Full:
+                raise RateLimited(
+                    f"Your tenant has {bounds.max_files} files, as many as it may "
+                    "(batches.max_files), the outputs of batches included. Delete some.",
+                    reason="too_many_files",
+                    should_retry=False,
+                ) from None
+            try:
+                whole = await receive(
+                    self.contents,
+                    stored,
+                    form,
+                    pieces,
+                    most_bytes=bounds.max_file_bytes,
+                    most_line_bytes=bounds.max_line_bytes,
+                    hold=hold,
+                )
+                keep_s = self._keep_s(form.fields.get("expires_after[seconds]"), "expires_after")
+            except BaseException:
+                with contextlib.suppress(Changed, StateFailure):
+                    await self._drop(stored, version)
                 raise
-        return stored
+            whole = msgspec.structs.replace(whole, expires_unix_s=now_s + keep_s)
+            await self.store.put(whole, version)
+        return whole
 
-    def kept_s(self, asked: str | int | None, param: str) -> int:
+    def _keep_s(self, asked: str | int | None, param: str) -> int:
         """How long a file is kept, as its creator asks (None: as long as may be)."""
         if asked is None:
             return self.bounds.keep_s
@@ -165,7 +189,7 @@ class BatchService:
     async def file(self, tenant: str, name: str) -> tuple[StoredFile, int]:
         """A tenant's file, with its version."""
         found = await self._own(StoredFile, tenant, name)
-        if found is None or found[0].expires_unix_s <= self._now():
+        if found is None or not self._is_there(found[0]):
             raise NotFound(f"No file '{name[:64]}'.", reason="file_not_found", param="id")
         return found
 
@@ -181,12 +205,15 @@ class BatchService:
             shown += [
                 stored
                 for stored, _ in page
-                if purpose in {None, stored.purpose} and stored.expires_unix_s > self._now()
+                if purpose in {None, stored.purpose} and self._is_there(stored)
             ]
             if len(page) < READ_FILES:
                 break
             after = page[-1][0].id
         return shown[:limit]
+
+    def _is_there(self, stored: StoredFile) -> bool:
+        return bool(stored.filename) and stored.expires_unix_s > self._now()
 
     async def content(self, stored: StoredFile, start: int, end: int) -> AsyncIterator[bytes]:
         """The bytes of a file from `start` up to `end`, piece by piece."""
@@ -195,7 +222,7 @@ class BatchService:
             first, last = max(start, at), min(end, at + size)
             for begin in range(first, last, READ_BYTES):
                 until = min(begin + READ_BYTES, last)
-                yield await self.store.contents.read(name, begin - at, until - at)
+                yield await self.contents.read(name, begin - at, until - at)
             at += size
 
     async def delete_file(self, tenant: str, name: str) -> None:
@@ -224,9 +251,10 @@ class BatchService:
         problems = stored.problems or _mismatch(stored, asked.endpoint)
         if not problems:
             entitlement = self._entitlement(principal, stored.model, entitlement)
-        keep_s = self.bounds.keep_s
+        expiry = asked.output_expires_after
+        keep_s = self._keep_s(expiry and expiry.seconds, "output_expires_after")
         batch = Batch(
-            id=new_id("batch_"),
+            id=_new_id("batch_"),
             tenant=principal.tenant,
             entitlement=entitlement or "",
             key=principal.key,
@@ -236,8 +264,8 @@ class BatchService:
             completion_window=asked.completion_window,
             window_s=window_s,
             metadata=asked.metadata,
-            keep_s=keep_s if asked.keep_s is None else min(asked.keep_s, keep_s),
-            accept_late=asked.accept_late,
+            keep_s=keep_s,
+            accept_late=asked.sluice.accept_late,
             status="failed" if problems else "validating",
             created_unix_s=now_s,
             failed_unix_s=now_s if problems else None,
@@ -273,52 +301,32 @@ class BatchService:
 
     async def cancel(self, tenant: str, name: str) -> Batch:
         """Have a batch end; what it has done stays. Cancelling again changes nothing."""
-        while True:
-            batch, version = await self.batch(tenant, name)
+
+        def cancelled(batch: Batch) -> Batch:
             if batch.status in {"cancelling", "cancelled"}:
                 return batch
             if batch.status in ENDED:
                 raise Conflict(f"The batch has ended: {batch.status}.", reason="batch_ended")
-            batch = msgspec.structs.replace(
-                batch, status="cancelling", cancelling_unix_s=int(self._now())
-            )
-            with contextlib.suppress(Changed):  # by its runner
-                await self.store.put(batch, version)
-                self._poke()
-                return batch
+            now_s = int(self._now())
+            return msgspec.structs.replace(batch, status="cancelling", cancelling_unix_s=now_s)
+
+        batch, _ = await self.store.change(*await self.batch(tenant, name), cancelled)
+        self._poke()
+        return batch
 
     # -- what expires
 
     async def tend(self) -> None:
-        """Delete files that have expired, and what a killed process left. Logs failures."""
+        """Delete files that have expired, and uploads that never ended. Logs failures."""
         try:
             used = {batch.input_file for batch in await self._open_batches()}
-            names = await self.store.open_names(StoredFile)
-            for name in names:
+            for name in await self.store.open_names(StoredFile):
                 found = await self.store.get(StoredFile, name)
                 if found and found[0].expires_unix_s <= self._now() and name not in used:
                     with contextlib.suppress(Changed):
                         await self._drop(*found)
-            await self._drop_orphans(set(names))
         except StateFailure as error:
             _log.warning("expired files stay for now: %s", error)
-
-    async def _drop_orphans(self, files: set[str]) -> None:
-        contents, parts = self.store.contents, dict[str, set[str]]()
-        for name, changed_unix_s in (await contents.names()).items():
-            top = name.partition("/")[0]
-            if changed_unix_s > self._now() - ORPHANED_S or not _OURS.match(name):
-                continue
-            if top.startswith("batch_") and top not in parts:
-                found = await self.store.get(Batch, top)
-                committed = found[0].parts if found else ()
-                parts[top] = {found[0].part_name(p, "") for p in committed if found}
-            if name.endswith(TEMPORARY) or (
-                name.rpartition(".")[0] + "." not in parts[top]
-                if top in parts
-                else name not in files
-            ):
-                await contents.delete(name)
 
     async def _drop_old_batches(self, tenant: str) -> None:
         """A tenant's oldest batches go as it makes new ones, with their outputs."""
@@ -332,14 +340,13 @@ class BatchService:
                 for output in batch.outputs(now_unix_s=0):
                     if found := await self.store.get(StoredFile, output.id):
                         await self.store.delete(*found)
+                await self.contents.delete(batch.id)
                 await self.store.delete(batch, version)
-                await self.store.contents.delete(batch.id)
 
     async def _drop(self, stored: StoredFile, version: int) -> None:
-        pieces = await self._pieces(stored)
+        for name, _ in await self._pieces(stored):
+            await self.contents.delete(name)
         await self.store.delete(stored, version)
-        for name, _ in pieces:
-            await self.store.contents.delete(name)
 
     async def _pieces(self, stored: StoredFile) -> list[tuple[str, int]]:
         """Names and lengths of the contents that a file consists of."""
@@ -386,6 +393,11 @@ class BatchService:
             self._uploads += Counter()  # without tenants that upload nothing
 
 
+def _new_id(prefix: str) -> str:
+    """An id that nobody can guess."""
+    return f"{prefix}{secrets.token_hex(16)}"
+
+
 def window_of(text: str) -> int:
     """Seconds of a completion window, such as 24h. Raises BadRequest."""
     matched = _WINDOW.fullmatch(text)
@@ -404,12 +416,3 @@ def _mismatch(stored: StoredFile, endpoint: str) -> tuple[LineProblem, ...]:
         return ()
     message = f"The file's requests are for {stored.endpoint}, the batch is for {endpoint}."
     return (LineProblem(code="mismatched_url", message=message, line=1, param="url"),)
-
-
-def _too_many_files(bounds: Bounds) -> RateLimited:
-    return RateLimited(
-        f"Your tenant has {bounds.max_files} files, as many as it may (batches.max_files), the "
-        "outputs of batches included. Delete some.",
-        reason="too_many_files",
-        should_retry=False,
-    )

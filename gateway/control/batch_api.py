@@ -6,12 +6,11 @@ bodies with what the gateway holds of it.
 """
 
 import re
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from gateway.batches.service import BatchRequest, BatchService
@@ -27,169 +26,135 @@ from gateway.records.usage import NANO
 
 _RANGE: Final = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _TIMES: Final = (
-    *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
+    *("created", "in_progress", "expires", "finalizing", "completed", "failed", "expired"),
+    *("cancelling", "cancelled"),
 )
-_Opened = Callable[[Request], Awaitable[tuple[BatchService, Principal]]]
-"""The service, and whose key a request presents. Raises Refusal."""
-_Short = Annotated[str, msgspec.Meta(max_length=512)]
+_decode: Final = msgspec.json.Decoder(BatchRequest).decode
 
 
-class _Kept(msgspec.Struct):
-    anchor: Literal["created_at"]
-    seconds: int
+class _Caller(NamedTuple):
+    """Who calls, and what serves it."""
 
+    batches: BatchService
+    principal: Principal
 
-class _Own(msgspec.Struct, forbid_unknown_fields=True):
-    accept_late: bool = False
-
-
-class _Create(msgspec.Struct):
-    input_file_id: str
-    endpoint: str
-    completion_window: _Short = "24h"
-    metadata: (
-        Annotated[
-            dict[Annotated[str, msgspec.Meta(max_length=64)], _Short], msgspec.Meta(max_length=16)
-        ]
-        | None
-    ) = None
-    output_expires_after: _Kept | None = None
-    sluice: _Own = msgspec.field(default_factory=_Own)
-
-
-_create: Final = msgspec.json.Decoder(_Create).decode
+    @property
+    def tenant(self) -> str:
+        return self.principal.tenant
 
 
 def batch_router(control: Control, service: BatchService | None, bodies: BodyBytes) -> APIRouter:
     """The routes; without a service each says how to turn it on."""
     app = APIRouter()
 
-    async def opened(request: Request) -> tuple[BatchService, Principal]:
+    async def caller(request: Request) -> _Caller:
         principal = await control.principal(request)
         if service is None:
             raise NotFound(
                 "This gateway takes no files and batches: its operator can set `batches.url`.",
                 reason="batches_off",
             )
-        return service, principal
+        return _Caller(service, principal)
 
-    _file_routes(app, opened, bodies)
-    _batch_routes(app, opened)
+    _file_routes(app, Depends(caller), bodies)
+    _batch_routes(app, Depends(caller))
     return app
 
 
-def _file_routes(app: APIRouter, opened: _Opened, bodies: BodyBytes) -> None:
+def _file_routes(app: APIRouter, caller: Any, bodies: BodyBytes) -> None:
+    By = Annotated[_Caller, caller]  # noqa: N806 - a type
+
     @app.post("/v1/files")
-    async def upload(request: Request) -> Response:
+    async def upload(request: Request, by: By) -> Response:
         """Upload a file of requests: a form with the fields `purpose` (batch) and `file`."""
-        batches, principal = await opened(request)
-        batches.check_length(int(request.headers.get("content-length", 0)))
-        share = Share(bodies, principal.tenant)
+        by.batches.check_length(int(request.headers.get("content-length", 0)))
+        share = Share(bodies, by.tenant)
         kind = request.headers.get("content-type", "")
         try:
-            stored = await batches.upload(principal.tenant, kind, request.stream(), share.cover)
+            stored = await by.batches.upload(by.tenant, kind, request.stream(), share.cover)
         finally:
             share.give_back()
         return json_response(_file(stored))
 
     @app.get("/v1/files")
     async def files(
-        request: Request,
+        by: By,
         after: str = "",
         limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> Response:
         """The tenant's files, outputs of batches included."""
-        batches, principal = await opened(request)
-        shown = await batches.files(
-            principal.tenant, after, limit + 1, oldest_first=order == "asc", purpose=purpose
+        page = await by.batches.files(
+            by.tenant, after, limit + 1, oldest_first=order == "asc", purpose=purpose
         )
-        return _page([_file(stored) for stored in shown], limit)
+        return _page([_file(stored) for stored in page], limit)
 
     @app.get("/v1/files/{name}")
-    async def file(name: str, request: Request) -> Response:
+    async def file(name: str, by: By) -> Response:
         """One file."""
-        batches, principal = await opened(request)
-        return json_response(_file((await batches.file(principal.tenant, name))[0]))
+        return json_response(_file((await by.batches.file(by.tenant, name))[0]))
 
     @app.delete("/v1/files/{name}")
-    async def delete(name: str, request: Request) -> Response:
+    async def delete(name: str, by: By) -> Response:
         """Delete a file that no unfinished batch reads."""
-        batches, principal = await opened(request)
-        await batches.delete_file(principal.tenant, name)
+        await by.batches.delete_file(by.tenant, name)
         return json_response({"id": name, "object": "file", "deleted": True})
 
-    @app.get("/v1/files/{name}/content")
-    async def content(name: str, request: Request) -> Response:
+    @app.api_route("/v1/files/{name}/content", methods=["GET", "HEAD"])
+    async def content(name: str, request: Request, by: By) -> Response:
         """The bytes of a file, or a range of them."""
-        batches, principal = await opened(request)
-        stored, _ = await batches.file(principal.tenant, name)
+        stored, _ = await by.batches.file(by.tenant, name)
         asked = _range(request.headers.get("range", ""), stored.bytes)
         start, end = asked or (0, stored.bytes)
         headers = {"content-length": str(end - start), "accept-ranges": "bytes"}
         if asked:
             headers["content-range"] = f"bytes {start}-{end - 1}/{stored.bytes}"
-        return StreamingResponse(
-            batches.content(stored, start, end),
-            206 if asked else 200,
-            headers,
-            "application/octet-stream",
-        )
+        status, kind = 206 if asked else 200, "application/octet-stream"
+        if request.method == "HEAD":
+            return Response(None, status, headers, kind)
+        pieces = by.batches.content(stored, start, end)
+        return StreamingResponse(pieces, status, headers, kind)
 
 
-def _batch_routes(app: APIRouter, opened: _Opened) -> None:
+def _batch_routes(app: APIRouter, caller: Any) -> None:
+    By = Annotated[_Caller, caller]  # noqa: N806 - a type
+
     @app.post("/v1/batches")
-    async def create(request: Request) -> Response:
+    async def create(request: Request, by: By) -> Response:
         """Create a batch of an uploaded file."""
-        batches, principal = await opened(request)
         refusal = TooLarge(f"The body is over {MAX_BODY_BYTES} bytes.")
         try:
-            asked = _create(await read_within(request, MAX_BODY_BYTES, refusal))
+            asked = _decode(await read_within(request, MAX_BODY_BYTES, refusal))
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise undecodable(error) from None
-        kept = asked.output_expires_after
-        batch = await batches.create(
-            principal,
-            BatchRequest(
-                input_file_id=asked.input_file_id,
-                endpoint=asked.endpoint,
-                completion_window=asked.completion_window,
-                metadata=asked.metadata,
-                keep_s=batches.kept_s(
-                    None if kept is None else kept.seconds, "output_expires_after"
-                ),
-                accept_late=asked.sluice.accept_late,
-            ),
-            read_head(request.scope["headers"]).entitlement,
+        entitlement = read_head(request.scope["headers"]).entitlement
+        return json_response(
+            batch_object(await by.batches.create(by.principal, asked, entitlement))
         )
-        return json_response(batch_object(batch))
 
     @app.get("/v1/batches")
     async def list_batches(
-        request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=100)] = 20
+        by: By, after: str = "", limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> Response:
         """The tenant's batches, newest first."""
-        batches, principal = await opened(request)
-        page = await batches.batches(principal.tenant, after, limit + 1)
+        page = await by.batches.batches(by.tenant, after, limit + 1)
         return _page([batch_object(batch) for batch in page], limit)
 
     @app.get("/v1/batches/{name}")
-    async def retrieve(name: str, request: Request) -> Response:
+    async def retrieve(name: str, by: By) -> Response:
         """One batch."""
-        batches, principal = await opened(request)
-        return json_response(batch_object((await batches.batch(principal.tenant, name))[0]))
+        return json_response(batch_object((await by.batches.batch(by.tenant, name))[0]))
 
     @app.post("/v1/batches/{name}/cancel")
-    async def cancel(name: str, request: Request) -> Response:
+    async def cancel(name: str, by: By) -> Response:
         """Cancel a batch; what it has done stays."""
-        batches, principal = await opened(request)
-        return json_response(batch_object(await batches.cancel(principal.tenant, name)))
+        return json_response(batch_object(await by.batches.cancel(by.tenant, name)))
 
 
 def batch_object(batch: Batch) -> dict[str, Any]:
     """A batch as OpenAI's clients read it, and in `sluice` what was promised and is expected."""
-    errors = [msgspec.to_builtins(problem) for problem in batch.problems]
+    errors = msgspec.to_builtins(batch.problems)
     read = sum(part.input_tokens for part in batch.parts)
     written = sum(part.output_tokens for part in batch.parts)
     output, error = (
@@ -209,14 +174,8 @@ def batch_object(batch: Batch) -> dict[str, Any]:
         "status": batch.status,
         "output_file_id": output,
         "error_file_id": error,
-        "created_at": batch.created_unix_s,
-        "expires_at": batch.expires_unix_s,
         **{f"{name}_at": getattr(batch, f"{name}_unix_s") for name in _TIMES},
-        "request_counts": {
-            "total": batch.total,
-            "completed": batch.completed,
-            "failed": batch.failed,
-        },
+        "request_counts": {n: getattr(batch, n) for n in ("total", "completed", "failed")},
         "usage": {
             "input_tokens": read,
             "input_tokens_details": {"cached_tokens": sum(p.cached_tokens for p in batch.parts)},
@@ -250,7 +209,8 @@ def _instant(unix_s: int | None) -> str | None:
 
 
 def _file(stored: StoredFile) -> dict[str, Any]:
-    bad = len(stored.problems)
+    bad = stored.problems[0] if stored.problems else None
+    at = f" (line {bad.line})" if bad and bad.line else ""
     return {
         "id": stored.id,
         "object": "file",
@@ -260,9 +220,7 @@ def _file(stored: StoredFile) -> dict[str, Any]:
         "filename": stored.filename,
         "purpose": stored.purpose,
         "status": "error" if bad else "processed",
-        "status_details": f"{stored.problems[0].message} (line {stored.problems[0].line})"
-        if bad
-        else None,
+        "status_details": bad and f"{bad.message}{at}",
     }
 
 

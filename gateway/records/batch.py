@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from gateway.records.record import Record
+from gateway.records.record import Document, Record
 
 Purpose = Literal["batch", "batch_output"]
 Status = Literal[
@@ -32,14 +32,14 @@ class LineProblem(Record, frozen=True, kw_only=True, omit_defaults=True):
     param: str | None = None
 
 
-class StoredFile(Record, frozen=True, kw_only=True, omit_defaults=True):
+class StoredFile(Document, frozen=True, kw_only=True, omit_defaults=True):
     """An input file, with what its validation saw, or the output of a batch."""
 
     id: str
     """`file-` and 128 random bits, or for an output `output_id`."""
-    tenant: str
     purpose: Purpose
     filename: str
+    """Empty until it is whole; such a file is not there for clients."""
     bytes: int
     created_unix_s: int
     expires_unix_s: int
@@ -93,12 +93,11 @@ class Promise(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The time that the gateway stands for; None: for none."""
 
 
-class Batch(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Batch(Document, frozen=True, kw_only=True, omit_defaults=True):
     """A batch, from its creation to its end."""
 
     id: str
     """`batch_` and 128 random bits."""
-    tenant: str
     entitlement: str
     """Of its creator, for the model; empty where each item uses that of its own model."""
     key: str = ""
@@ -143,6 +142,11 @@ class Batch(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The same of all its items, as expected when it was created."""
     message: str = ""
     """Why it waits, in words."""
+
+    @property
+    def promised_by_unix_s(self) -> int | None:
+        """When it is promised; None for unpromised."""
+        return None if self.promise is None else self.promise.promised_by_unix_s
 
     @property
     def is_open(self) -> bool:

@@ -15,6 +15,18 @@ class Record(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Base of all records: immutable, not tracked by the garbage collector."""
 
 
+class Document(Record, frozen=True, kw_only=True):
+    """A record that stores hold by its id, and change by compare-and-set."""
+
+    id: str
+    tenant: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether stores list it among what has to be looked after."""
+        return True
+
+
 _HIDDEN: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"

@@ -403,7 +403,7 @@ def _batches_url(url: str) -> str:
     if not re.fullmatch(
         r"file:///[^?#\x00]*[^/?#\x00]|s3://[a-z0-9][a-z0-9.-]+(/[^?#@\x00]*)?", url
     ):
-        fix = "write it as file:///PATH or s3://BUCKET/PREFIX; keys go into access_key, secret_key"
+        fix = "write it as file:///PATH or s3://BUCKET/PREFIX; keys go into AWS_* variables"
         reject("not a place for files", fix)
     for module, extra in (("fsspec", "batches"), *([("s3fs", "s3")] if scheme == "s3" else [])):
         if importlib.util.find_spec(module) is None:
@@ -416,15 +416,8 @@ class BatchesConfig(Section):
 
     url: Annotated[Text, AfterValidator(_batches_url)]
     """Where files and outputs are kept: file:///PATH, a directory that all replicas share, or
-    s3://BUCKET/PREFIX of S3 or a store like it. Needs the extra `batches`, or `s3`."""
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^/@?#\s]+/?$", max_length=1024)] | None = (
-        None
-    )
-    """URL of the store, such as https://minio.example:9000. Absent: AWS."""
-    access_key: Annotated[SecretStr, Field(min_length=1, max_length=4096)] | None = None
-    """Absent: the machine's own credentials, as boto3 finds them."""
-    secret_key: Annotated[SecretStr, Field(min_length=1, max_length=4096)] | None = None
-    """Of `access_key`."""
+    s3://BUCKET/PREFIX of S3 or a store like it, whose address and keys boto3's own AWS_* variables
+    say. Needs the extra `batches`, or `s3`."""
     max_file_bytes: Count = 1 << 30
     """Largest file; larger ones are refused with 413."""
     max_files: Annotated[Count, Field(le=10_000)] = 500
@@ -433,12 +426,6 @@ class BatchesConfig(Section):
     """Batches that have not ended."""
     keep_days: Annotated[Days, Field(le=365)] = 30
     """Days after which a file is removed, and with its files a batch."""
-
-    @model_validator(mode="after")
-    def _both_keys(self) -> "BatchesConfig":
-        if (self.access_key is None) is not (self.secret_key is None):
-            reject("one of access_key and secret_key", "give both, or none")
-        return self
 
 
 class TelemetryConfig(Section):

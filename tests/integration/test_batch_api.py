@@ -14,7 +14,6 @@ import openai
 import pytest
 
 from bench.common.fleet import MODEL, Fleet
-from gateway.batches.batch_store import BatchStore
 from gateway.batches.contents import Contents
 from gateway.records.batch import Batch, Part
 from gateway.store.backends import open_documents
@@ -92,6 +91,9 @@ def test_files_as_the_official_client_sees_them(fleet: Fleet) -> None:
         end = client.files.content(ids[0], extra_headers={"range": "bytes=-7"})
         assert end.text == text[-7:]
         assert end.response.headers["content-range"].endswith(f"/{len(text)}")
+        path = f"{fleet.url}/v1/files/{ids[0]}/content"
+        head = httpx.head(path, headers={**bearer("sk-a"), "range": "bytes=5-"}, trust_env=False)
+        assert (head.status_code, head.headers["content-length"]) == (206, str(len(text) - 5))
         with pytest.raises(openai.APIStatusError) as beyond:
             client.files.content(ids[0], extra_headers={"range": f"bytes={len(text)}-"})
         assert beyond.value.status_code == 416
@@ -339,13 +341,14 @@ def test_the_command_fetches_what_a_batch_wrote(fleet: Fleet, folder: Path, tmp_
 
     async def leave() -> None:
         url = f"sqlite:///{folder.parent}/sluice.db"
-        store = BatchStore(open_documents(url), Contents(f"file://{folder}"))
-        await store.contents.write(ended.part_name(part, "out"), b"one\ntwo\n")
-        await store.contents.write(ended.part_name(part, "err"), b"no\n")
+        store, contents = open_documents(url), Contents(f"file://{folder}")
+        await contents.write(ended.part_name(part, "out"), b"one\ntwo\n")
+        await contents.write(ended.part_name(part, "err"), b"no\n")
         for output in ended.outputs(now_unix_s=ended.created_unix_s):
             await store.put(output, 0)
         await store.put(ended, 0)
         await store.close()
+        contents.close()
 
     asyncio.run(leave())
     own = {"SLUICE_API_KEY": "sk-f", "SLUICE_URL": fleet.url}

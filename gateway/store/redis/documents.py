@@ -4,10 +4,14 @@
 their layout. Nothing here retries.
 """
 
+import time
 from typing import Any, Final
 
+import msgspec
+
 from gateway.errors import StateFailure
-from gateway.ports import Changed, Document, Full
+from gateway.ports import Changed, D, Documents, Full
+from gateway.records.record import Document
 from gateway.store.redis.route import Session, lua, route_of, script
 
 READ_AT_ONCE: Final = 10
@@ -15,73 +19,68 @@ READ_AT_ONCE: Final = 10
 _KEY: Final = "sluice:1:{documents}:"
 
 
-class RedisDocuments:
+class RedisDocuments(Documents):
     """Documents in Redis."""
 
     def __init__(self, url: str) -> None:
         """Nothing is opened before the first call."""
         self._session = Session(route_of(url), _KEY)
         self._script = script("documents", lua("documents"))
+        self._began_unix_s = time.time() - time.monotonic()
+        """When the monotonic clock was 0, by this machine's clock until Redis told its time."""
 
-    async def get(self, kind: str, name: str) -> Document | None:
-        text = await self._session.call("HGET", f"{_KEY}{kind}", name)
-        return None if text is None else _document(name, text)
+    async def get(self, kind: type[D], name: str) -> tuple[D, int] | None:
+        documents = await self._read(kind, [name])
+        return documents[0] if documents else None
 
-    async def put(
-        self,
-        kind: str,
-        tenant: str,
-        name: str,
-        value: bytes,
-        version: int,
-        *,
-        is_open: bool = True,
-        most: int = 0,
-    ) -> int:
-        new = await self._run(kind, tenant, "put", tenant, name, version, int(is_open), most, value)
-        if new == -2:
-            raise Full
+    async def put(self, document: Document, version: int, *, most: int = 0) -> int:
+        change = (version, int(document.is_open), most, msgspec.json.encode(document))
+        new = await self._run(type(document), document.tenant, "put", document.id, *change)
         if new < 0:
-            raise Changed
+            raise Full if new == -2 else Changed
         return int(new)
 
-    async def delete(self, kind: str, tenant: str, name: str, version: int) -> None:
-        if await self._run(kind, tenant, "delete", tenant, name, version) < 0:
+    async def delete(self, document: Document, version: int) -> None:
+        run = self._run(type(document), document.tenant, "delete", document.id, version, 0)
+        if await run < 0:
             raise Changed
 
     async def page(
-        self, kind: str, tenant: str, after: str, limit: int, *, oldest_first: bool = False
-    ) -> list[Document]:
+        self, kind: type[D], tenant: str, after: str, limit: int, *, oldest_first: bool = False
+    ) -> list[tuple[D, int]]:
         how = "oldest" if oldest_first else "page"
-        found = await self._run(kind, tenant, how, after, limit)
-        documents: list[Document] = []
-        for at in range(0, len(found), READ_AT_ONCE):
-            names = found[at : at + READ_AT_ONCE]
-            texts = await self._session.call("HMGET", f"{_KEY}{kind}", *names)
-            # One may have been deleted meanwhile.
-            pairs = zip(names, texts, strict=True)
-            documents += [_document(name.decode(), text) for name, text in pairs if text]
-        return documents
+        return await self._read(kind, await self._run(kind, tenant, how, after, limit))
 
-    async def count(self, kind: str, tenant: str) -> int:
-        return int(await self._session.call("ZCARD", f"{_KEY}{kind}:of:{tenant}"))
+    async def count(self, kind: type[Document], tenant: str) -> int:
+        return int(await self._session.call("ZCARD", f"{_KEY}{kind.__name__}:of:{tenant}"))
 
-    async def open_names(self, kind: str) -> list[str]:
-        names = await self._session.call("ZRANGE", f"{_KEY}{kind}:open", 0, -1)
+    async def open_names(self, kind: type[Document]) -> list[str]:
+        names = ("ZRANGE", f"{_KEY}{kind.__name__}:open", 0, -1)
+        (s, us), names = await self._session.pipeline([("TIME",), names])
+        self._began_unix_s = int(s) + int(us) / 1e6 - time.monotonic()
         return [name.decode() for name in names]
+
+    def unix_s(self) -> float:
+        return self._began_unix_s + time.monotonic()
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def _run(self, kind: str, tenant: str, *arguments: object) -> Any:
-        keys = ("", f":of:{tenant}", ":open", ":opened", ":place")
-        call = (len(keys), *(f"{_KEY}{kind}{key}" for key in keys), *arguments)
+    async def _read(self, kind: type[D], names: list[Any]) -> list[tuple[D, int]]:
+        documents: list[tuple[D, int]] = []
+        for at in range(0, len(names), READ_AT_ONCE):
+            some = names[at : at + READ_AT_ONCE]
+            for text in await self._session.call("HMGET", f"{_KEY}{kind.__name__}", *some):
+                if text is not None:  # else it was deleted meanwhile
+                    version, _, value = text.partition(b" ")
+                    try:
+                        documents.append((msgspec.json.decode(value, type=kind), int(version)))
+                    except msgspec.MsgspecError as error:
+                        what = f"Redis holds a {kind.__name__} that is not of this version"
+                        raise StateFailure(f"{what}: {error}") from error
+        return documents
+
+    async def _run(self, kind: type[Document], tenant: str, *arguments: object) -> Any:
+        parts = ("", f":of:{tenant}", ":open", f":open:{tenant}", ":place")
+        call = (len(parts), *(f"{_KEY}{kind.__name__}{part}" for part in parts), *arguments)
         return (await self._session.run(self._script, [call]))[0]
-
-
-def _document(name: str, text: bytes) -> Document:
-    version, _, value = text.split(b" ", 2)
-    try:
-        return Document(id=name, version=int(version), value=value)
-    except ValueError as error:
-        raise StateFailure("Redis holds documents that are not of this version") from error

@@ -1,17 +1,16 @@
 -- documents, version 1: documents that change by compare-and-set, shared by all gateways.
 --
--- KEYS[1]  documents  hash: id -> VERSION OPEN blank VALUE
+-- KEYS[1]  documents  hash: id -> VERSION blank VALUE
 -- KEYS[2]  places     sorted set: ids of one tenant, by place
 -- KEYS[3]  open       sorted set: open ids of all tenants, by place
--- KEYS[4]  opened     hash: tenant -> number of its open ones
+-- KEYS[4]  opened     set: open ids of this tenant
 -- KEYS[5]  place      number of the document created last
 -- ARGV[1]  put, delete, page or oldest
--- ARGV[2]  put, delete: the tenant; page, oldest: the id before the first, or empty
--- ARGV[3]  put, delete: the id; page, oldest: how many at most
--- ARGV[4]  put, delete: the version that it is based on; 0: there is none
--- ARGV[5]  put: 1 if it is open
--- ARGV[6]  put: most open ones of the tenant; 0 for any number
--- ARGV[7]  put: the value
+-- ARGV[2]  put, delete: the id; page, oldest: the id before the first, or empty
+-- ARGV[3]  put, delete: the version that it is based on (0: there is none); page, oldest: how many
+-- ARGV[4]  put, delete: 1 if it is open from now on
+-- ARGV[5]  put: most open ones of the tenant; 0 for any number
+-- ARGV[6]  put: the value
 --
 -- put and delete return the new version, -1 if the version is another, -2 if there are too many.
 -- page and oldest return ids, newest or oldest first.
@@ -29,34 +28,27 @@ if ARGV[1] == 'page' or ARGV[1] == 'oldest' then
   return call(newest and 'ZREVRANGE' or 'ZRANGE', PLACES, from, from + ARGV[3] - 1)
 end
 
-local tenant, id, version = ARGV[2], ARGV[3], tonumber(ARGV[4])
-local kept, was_open = 0, false
+local id, version, opens = ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 local text = call('HGET', DOCUMENTS, id)
-if text then
-  local number, open = string.match(text, '^(%d+) ([01]) ')
-  kept, was_open = tonumber(number), open == '1'
-end
-if kept ~= version or (ARGV[1] == 'delete' and kept == 0) then return -1 end
+local current = text and tonumber(string.match(text, '^%d+')) or 0
+if current ~= version or (ARGV[1] == 'delete' and current == 0) then return -1 end
 
-local opens = ARGV[1] == 'put' and ARGV[5] == '1'
-local others = tonumber(call('HGET', OPENED, tenant) or '0') - (was_open and 1 or 0)
-if opens and ARGV[6] ~= '0' and others >= tonumber(ARGV[6]) then return -2 end
-if opens ~= was_open then
-  others = others + (opens and 1 or 0)
-  if others > 0 then call('HSET', OPENED, tenant, others) else call('HDEL', OPENED, tenant) end
+if opens then
+  local others = call('SCARD', OPENED) - call('SISMEMBER', OPENED, id)
+  if ARGV[5] ~= '0' and others >= tonumber(ARGV[5]) then return -2 end
 end
-
+if current == 0 then call('ZADD', PLACES, call('INCR', PLACE), id) end
+if opens then
+  call('ZADD', OPEN, call('ZSCORE', PLACES, id), id)
+  call('SADD', OPENED, id)
+else
+  call('ZREM', OPEN, id)
+  call('SREM', OPENED, id)
+end
 if ARGV[1] == 'delete' then
   call('HDEL', DOCUMENTS, id)
   call('ZREM', PLACES, id)
-  call('ZREM', OPEN, id)
   return 0
 end
-if kept == 0 then call('ZADD', PLACES, call('INCR', PLACE), id) end
-if opens then
-  call('ZADD', OPEN, call('ZSCORE', PLACES, id), id)
-else
-  call('ZREM', OPEN, id)
-end
-call('HSET', DOCUMENTS, id, string.format('%d %s ', kept + 1, ARGV[5]) .. ARGV[7])
-return kept + 1
+call('HSET', DOCUMENTS, id, string.format('%d ', current + 1) .. ARGV[6])
+return current + 1

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 
-from gateway.batches.batch_store import BatchStore
 from gateway.batches.contents import ContentGone
 from gateway.batches.run import Around
 from gateway.batches.runner import Runner
@@ -15,9 +14,10 @@ from gateway.errors import StateFailure
 from gateway.http.problems import error_body
 from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
-from gateway.ports import Changed, Document, UpstreamCall, UpstreamResponse
+from gateway.ports import Changed, D, Documents, UpstreamCall, UpstreamResponse
 from gateway.records.attempt import WorkerAddress
 from gateway.records.batch import Batch, Promise, StoredFile, output_id
+from gateway.records.record import Document
 from gateway.records.usage import UsageLine
 from gateway.tenancy.keyring import Keyring
 from tests.builders import answer_body, chat_body, served_model
@@ -58,18 +58,20 @@ class World:
     """What outlives a process: documents, contents and the ledger."""
 
     def __init__(self) -> None:
-        self.documents: dict[tuple[str, str], tuple[str, Document, bool]] = {}
+        self.documents: dict[tuple[type, str], tuple[Any, int]] = {}
+        """With their versions."""
         self.contents: dict[str, bytes] = {}
         self.ledger: dict[str, list[UsageLine]] = {}
 
     def batch(self, name: str = "batch_1") -> Batch:
         """As its document says."""
-        return msgspec.json.decode(self.documents["batch", name][1].value, type=Batch)
+        batch: Batch = self.documents[Batch, name][0]
+        return batch
 
     def file(self, suffix: str, name: str = "batch_1") -> StoredFile:
         """The record of the output (out) or the errors (err)."""
-        value = self.documents["file", output_id(name, suffix)][1].value
-        return msgspec.json.decode(value, type=StoredFile)
+        file: StoredFile = self.documents[StoredFile, output_id(name, suffix)][0]
+        return file
 
     def lines(self, suffix: str, name: str = "batch_1") -> list[Any]:
         """The output or the errors, as they are downloaded."""
@@ -122,7 +124,7 @@ class World:
             "total": items,
         }
         self.contents[file.id] = data
-        store = Process(self).store
+        store = Process(self)
         await store.put(file, 0)
         await store.put(Batch(id=name, **fields | more), 0)
 
@@ -150,7 +152,7 @@ class Engines(FakeUpstream):
         return await super().open(worker, call)
 
 
-class Process:
+class Process(Documents):
     """One gateway of it."""
 
     def __init__(
@@ -166,7 +168,6 @@ class Process:
     ) -> None:
         self.world, self.faults = world, faults or Faults()
         self.id = ledger
-        self.store = BatchStore(self, self)  # type: ignore[arg-type]
         self.served = served_model(workers=(1, 1), slots=slots, max_attempts=1)
         default: Answer = whole(200, answer_body(prompt=11, completion=5))
         self.upstream = Engines(list(script) or [default])
@@ -195,7 +196,8 @@ class Process:
             Around(
                 pipeline=self.pipeline,
                 keyring=keyring,
-                store=self.store,
+                store=self,
+                contents=self,  # type: ignore[arg-type]
                 export=self,  # type: ignore[arg-type]
                 metrics=self.metrics,
                 error_body=error_body,
@@ -225,41 +227,26 @@ class Process:
 
     # -- documents
 
-    async def get(self, kind: str, name: str) -> Document | None:
-        async def work() -> Document | None:
-            found = self.world.documents.get((kind, name))
-            return found and found[1]
+    async def get(self, kind: type[D], name: str) -> tuple[D, int] | None:
+        async def work() -> tuple[D, int] | None:
+            return self.world.documents.get((kind, name))
 
         return await self.faults.around(work)
 
-    async def put(
-        self,
-        kind: str,
-        tenant: str,
-        name: str,
-        value: bytes,
-        version: int,
-        *,
-        is_open: bool = True,
-        most: int = 0,
-    ) -> int:
+    async def put(self, document: Document, version: int, *, most: int = 0) -> int:
         async def work() -> int:
-            found = self.world.documents.get((kind, name))
-            if (0 if found is None else found[1].version) != version:
+            key = type(document), document.id
+            if self.world.documents.get(key, (None, 0))[1] != version:
                 raise Changed
-            document = Document(id=name, value=value, version=version + 1)
-            self.world.documents[kind, name] = tenant, document, is_open
+            self.world.documents[key] = document, version + 1
             return version + 1
 
         return await self.faults.around(work)
 
-    async def open_names(self, kind: str) -> list[str]:
+    async def open_names(self, kind: type[Document]) -> list[str]:
         async def work() -> list[str]:
-            return [
-                n
-                for (k, n), (_, _, is_open) in self.world.documents.items()
-                if k == kind and is_open
-            ]
+            there = self.world.documents.values()
+            return [d.id for d, _ in there if type(d) is kind and d.is_open]
 
         return await self.faults.around(work)
 
@@ -279,7 +266,7 @@ class Process:
 
         return await self.faults.around(work)
 
-    async def delete(self, name: str, *_: Any) -> None:
+    async def delete(self, name: Any, version: int = 0) -> None:
         async def work() -> None:
             self.world.contents.pop(name, None)
 

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.batches.batch_store import BatchStore
-from gateway.batches.contents import Contents
-from gateway.batches.forecaster import KIND, Forecaster
+from gateway.batches.forecaster import Forecaster
 from gateway.batches.promise import HOUR_S, Leftovers, Profile
 from gateway.errors import Refusal
 from gateway.fleet.model_runtime import ModelRuntime
+from gateway.ports import Documents
 from gateway.records.batch import Batch, Part, Promise, StoredFile
 from gateway.store.backends import open_documents
 from tests.builders import decision, routing, served_model
@@ -38,7 +37,7 @@ class Time:
 class World:
     """A model with eight slots, and a forecaster before it."""
 
-    def __init__(self, store: BatchStore, **more: Any) -> None:
+    def __init__(self, store: Documents, **more: Any) -> None:
         self.time, self.store, self.batches = Time(), store, 0
         self.served: ModelRuntime = served_model(
             table=routing(("all", 8192, None)), workers=(1,), slots=9
@@ -62,9 +61,9 @@ class World:
                 await self.forecaster._observe()
 
     async def profile(self) -> Profile:
-        found = await self.store.documents.get(KIND, "m")
-        assert found is not None
-        return msgspec.json.decode(found.value, type=Profile)
+        stored = await self.store.get(Profile, "m")
+        assert stored is not None
+        return stored[0]
 
     def batch(self, window_s: int, items: int = 1000, **more: Any) -> Batch:
         now = int(self.time.unix())
@@ -99,13 +98,13 @@ def file(items: int = 1000, tokens: int = 100) -> StoredFile:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[BatchStore]:
-    store = BatchStore(open_documents("memory://"), Contents(f"file://{tmp_path}"))
+async def store() -> AsyncIterator[Documents]:
+    store = open_documents("memory://")
     yield store
     await store.close()
 
 
-async def test_a_window_is_promised_or_the_earliest_is_named(store: BatchStore) -> None:
+async def test_a_window_is_promised_or_the_earliest_is_named(store: Documents) -> None:
     world = World(store)
     await world.hours(*[2] * 30)
     with pytest.raises(Refusal) as refused:  # 1,000 answers of 100 tokens on six slots
@@ -124,7 +123,7 @@ async def test_a_window_is_promised_or_the_earliest_is_named(store: BatchStore) 
     assert late.forecast.promised_by_unix_s is None
 
 
-async def test_batches_before_it_make_a_batch_later_until_they_are_done(store: BatchStore) -> None:
+async def test_batches_before_it_make_a_batch_later_until_they_are_done(store: Documents) -> None:
     world = World(store)
     await world.hours(*[2] * 30)
     first = await world.forecaster.promise(world.batch(3600, id="batch_0"), file())
@@ -143,7 +142,7 @@ async def test_batches_before_it_make_a_batch_later_until_they_are_done(store: B
     assert nearly.promised_by_unix_s == behind.promise.promised_by_unix_s
 
 
-async def test_no_leftovers_are_told_and_promise_nothing(store: BatchStore) -> None:
+async def test_no_leftovers_are_told_and_promise_nothing(store: Documents) -> None:
     world = World(store)
     await world.hours(*[20] * 60)
     with pytest.raises(Refusal, match="no capacity left"):
@@ -152,7 +151,7 @@ async def test_no_leftovers_are_told_and_promise_nothing(store: BatchStore) -> N
     assert (late.promise, late.forecast) == (None, None)
 
 
-async def test_a_batch_teaches_what_its_work_was(store: BatchStore) -> None:
+async def test_a_batch_teaches_what_its_work_was(store: Documents) -> None:
     world = World(store)
     await world.hours(2, 2)
     planned = await world.forecaster.promise(world.batch(86_400), file())
@@ -169,9 +168,9 @@ async def test_a_batch_teaches_what_its_work_was(store: BatchStore) -> None:
     assert 1.7 < second / first < 2.3
 
 
-async def test_served_requests_teach_what_tokens_take(store: BatchStore) -> None:
+async def test_served_requests_teach_what_tokens_take(store: Documents) -> None:
     world = World(store)
-    await world.forecaster.start()
+    await world.forecaster.begin()
     before = await world.forecaster.promise(world.batch(86_400), file())
     for _ in range(50):
         world.forecaster(
@@ -179,10 +178,9 @@ async def test_served_requests_teach_what_tokens_take(store: BatchStore) -> None
         )
     after = await world.forecaster.promise(world.batch(86_400), file())
     assert after.planned_slot_s > 5 * before.planned_slot_s
-    await world.forecaster.close()
 
 
-async def test_replicas_share_a_profile_and_a_restart_keeps_it(store: BatchStore) -> None:
+async def test_replicas_share_a_profile_and_a_restart_keeps_it(store: Documents) -> None:
     one, two = World(store), World(store)
     for _ in range(3):
         await one.hours(2, batches=3)
@@ -192,12 +190,11 @@ async def test_replicas_share_a_profile_and_a_restart_keeps_it(store: BatchStore
     assert profile.used_slot_s == pytest.approx(3 * HOUR_S * (1 + 0.9 + 0.81))
     assert profile.left_slot_s > profile.used_slot_s
     third = World(store)
-    await third.forecaster.start()
+    await third.forecaster.begin()
     assert third.forecaster._seen["m"].profile == profile
-    await third.forecaster.close()
 
 
-async def test_a_request_log_seeds_the_profile_once(store: BatchStore, tmp_path: Path) -> None:
+async def test_a_request_log_seeds_the_profile_once(store: Documents, tmp_path: Path) -> None:
     log = tmp_path / "requests.jsonl"
     hour = int(NOW // HOUR_S)
     records = [
@@ -208,13 +205,12 @@ async def test_a_request_log_seeds_the_profile_once(store: BatchStore, tmp_path:
     log.write_bytes(b"\n".join([*lines, b'{"torn', b""]))
     for _ in range(2):
         world = World(store, request_log=log)
-        await world.forecaster.start()
-        await world.forecaster.close()
+        await world.forecaster.begin()
     profile = await world.profile()
     assert (profile.first_hour, profile.hours) == (hour - 3, (1.0, -1.0, 0.5))
 
 
-async def test_a_promise_counts_what_the_estimates_cost(store: BatchStore) -> None:
+async def test_a_promise_counts_what_the_estimates_cost(store: Documents) -> None:
     from gateway.records.usage import token_price
 
     world = World(store)
@@ -225,7 +221,7 @@ async def test_a_promise_counts_what_the_estimates_cost(store: BatchStore) -> No
 
 
 async def test_live_requests_go_on_while_a_promise_is_computed(
-    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+    store: Documents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With many open batches that takes a few hundred ms, and clients may ask again and again."""
     decide, loop_ran = Leftovers.decide, threading.Event()

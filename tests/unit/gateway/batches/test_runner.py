@@ -164,10 +164,10 @@ async def test_a_cancelled_batch_stops_at_the_engines_and_keeps_what_is_done() -
     running = asyncio.create_task(process.run_until(lambda: world.batch().status == "cancelled"))
     await asyncio.sleep(6)
     done = len(process.upstream.responses)
-    found = await process.store.get(Batch, "batch_1")
+    found = await process.get(Batch, "batch_1")
     assert found is not None
     batch, version = found
-    await process.store.put(replace(batch, status="cancelling", cancelling_unix_s=6), version)
+    await process.put(replace(batch, status="cancelling", cancelling_unix_s=6), version)
     process.runner.poke()
     await asyncio.sleep(1)
     assert process.upstream.now == 0 < process.upstream.cancelled
@@ -376,7 +376,7 @@ async def test_a_promise_takes_the_place_of_the_batch_that_is_due_last() -> None
     for n in range(MOST_RUNNING):
         await world.create(2000, name=f"batch_w{n}", window_s=86_400, created_unix_s=n)
     process = Process(world)
-    there = ("batch", "batch_1")
+    there = (Batch, "batch_1")
     running = asyncio.create_task(
         process.run_until(lambda: there in world.documents and completed(world)())
     )
@@ -395,7 +395,7 @@ async def test_a_promise_takes_the_place_of_the_batch_that_is_due_last() -> None
 async def test_a_batch_whose_input_was_deleted_meanwhile_fails() -> None:
     world = World()
     await world.create(ITEMS)
-    del world.documents["file", "file-batch_1"]
+    del world.documents[StoredFile, "file-batch_1"]
     await Process(world).run_until(lambda: world.batch().status == "failed", 9)
     assert [problem.code for problem in world.batch().problems] == ["file_not_found"]
 
@@ -414,9 +414,9 @@ def test_a_batch_whose_input_cannot_be_read_ends_all_the_same(cancelled: bool) -
         assert "storage of batches fails" in world.batch().message
         assert "file-batch_1" not in world.batch().message, "what failed is for the log"
         if cancelled:
-            found = await process.store.get(Batch, "batch_1")
+            found = await process.get(Batch, "batch_1")
             assert found is not None
-            await process.store.put(replace(found[0], status="cancelling"), found[1])
+            await process.put(replace(found[0], status="cancelling"), found[1])
         await running
 
     run(scene())
@@ -455,10 +455,10 @@ async def test_an_item_that_asks_for_what_its_creator_may_not_stops_no_other() -
     await world.create(ITEMS)
     long = b"0 0" + 4000 * b" x"
     world.contents["file-batch_1"] = world.contents["file-batch_1"].replace(b"0 0", long)
-    found = await Process(world).store.get(StoredFile, "file-batch_1")
+    found = await Process(world).get(StoredFile, "file-batch_1")
     assert found is not None
     size = len(world.contents["file-batch_1"])
-    await Process(world).store.put(replace(found[0], bytes=size), found[1])
+    await Process(world).put(replace(found[0], bytes=size), found[1])
     await Process(world, leases=Picky()).run_until(completed(world), 60)
     assert [line["custom_id"] for line in world.lines("err")] == ["item 0"]
     assert len(world.lines("out")) == ITEMS - 1
@@ -470,7 +470,7 @@ async def test_usage_of_a_ledger_that_is_gone_keeps_no_batch_open_for_ever() -> 
     await world.create()
     await asyncio.sleep(7 * 86_400 - 60)
     part = Part(epoch=1, number=0, lines=10, unposted="of a host that is gone")
-    store = Process(world).store
+    store = Process(world)
     found = await store.get(Batch, "batch_1")
     assert found is not None
     ended = replace(found[0], status="completed", finalizing_unix_s=0, parts=(part,))

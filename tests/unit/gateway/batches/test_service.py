@@ -1,6 +1,6 @@
 """What expires, what a killed process left, and what a batch takes from its file."""
 
-import os
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.batches.batch_store import BatchStore
-from gateway.batches.contents import TEMPORARY, Contents
-from gateway.batches.service import ORPHANED_S, BatchRequest, BatchService, Bounds, window_of
+from gateway.batches.contents import UNFINISHED, Contents
+from gateway.batches.service import UPLOAD_S, BatchRequest, BatchService, Bounds, window_of
 from gateway.errors import BadRequest, NotFound
 from gateway.records.batch import Batch, Part, StoredFile
 from gateway.records.request import Principal
@@ -19,7 +18,9 @@ from gateway.store.backends import open_documents
 from tests.builders import served_model
 
 DAY_S = 86_400
+MONTH_S = 30 * DAY_S
 NOW_S = 1_900_000_000
+FORM_TYPE = "multipart/form-data; boundary=B"
 FORM = (
     b'--B\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     b'--B\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
@@ -34,19 +35,33 @@ class Clock:
         return self.now_s
 
 
+class Place:
+    """Documents and contents of a gateway."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = open_documents("memory://")
+        self.contents = Contents(f"file://{folder}")
+
+    def service(self, clock: Clock, **more: Any) -> BatchService:
+        bounds = Bounds(
+            max_file_bytes=1 << 20, max_line_bytes=1 << 10, max_files=9, max_open=9, keep_s=MONTH_S
+        )
+        about = {"models": {}, "splits": {}, **more}
+        return BatchService(self.store, self.contents, bounds, wall_clock=clock, **about)
+
+    def names(self) -> set[str]:
+        """Of all contents."""
+        there = self.folder.rglob("*")
+        return {str(path.relative_to(self.folder)) for path in there if path.is_file()}
+
+
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[BatchStore]:
-    made = BatchStore(open_documents("memory://"), Contents(f"file://{tmp_path}/files"))
-    yield made
-    await made.close()
-
-
-def service_of(store: BatchStore, clock: Clock, **more: Any) -> BatchService:
-    bounds = Bounds(
-        max_file_bytes=1 << 20, max_line_bytes=1 << 10, max_files=9, max_open=9, keep_s=30 * DAY_S
-    )
-    about = {"models": {}, "splits": {}, **more}
-    return BatchService(store, bounds, wall_clock=clock, **about)
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    place = Place(tmp_path / "files")
+    yield place
+    place.contents.close()
+    await place.store.close()
 
 
 async def pieces(data: bytes) -> AsyncIterator[bytes]:
@@ -55,8 +70,7 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
 
 
 async def uploaded(service: BatchService) -> StoredFile:
-    form = "multipart/form-data; boundary=B"
-    return await service.upload("t", form, pieces(FORM), lambda size: None)
+    return await service.upload("t", FORM_TYPE, pieces(FORM), lambda size: None)
 
 
 def batch_of(number: int, **more: object) -> Batch:
@@ -76,23 +90,23 @@ def batch_of(number: int, **more: object) -> Batch:
     return Batch(id=f"batch_{number:032x}", **{**fields, **more})  # type: ignore[arg-type]
 
 
-async def test_a_file_goes_when_it_expires_unless_a_batch_reads_it(store: BatchStore) -> None:
+async def test_a_file_goes_when_it_expires_unless_a_batch_reads_it(place: Place) -> None:
     clock = Clock()
-    service = service_of(store, clock)
+    service = place.service(clock)
     free, read = await uploaded(service), await uploaded(service)
-    await store.put(batch_of(1, input_file=read.id, status="in_progress"), 0)
+    await place.store.put(batch_of(1, input_file=read.id, status="in_progress"), 0)
     clock.now_s += 30 * DAY_S
     for stored in (free, read):
         with pytest.raises(NotFound):
             await service.file("t", stored.id)
     await service.tend()
-    assert await store.get(StoredFile, free.id) is None
-    assert set(await store.contents.names()) == {read.id}
+    assert await place.store.get(StoredFile, free.id) is None
+    assert place.names() == {read.id}
 
 
-async def test_an_output_is_its_batchs_parts_in_order_and_goes_with_them(store: BatchStore) -> None:
+async def test_an_output_is_its_batchs_parts_in_order_and_goes_with_them(place: Place) -> None:
     clock = Clock()
-    service = service_of(store, clock)
+    service = place.service(clock)
     parts = (
         Part(epoch=1, number=1, lines=2, bytes=6, error_lines=1, error_bytes=3),
         Part(epoch=1, number=2, error_lines=1, error_bytes=2),
@@ -100,12 +114,12 @@ async def test_an_output_is_its_batchs_parts_in_order_and_goes_with_them(store: 
     )
     batch = batch_of(1, parts=parts)
     for part, answers, errors in ((0, b"abcdef", b"xyz"), (1, b"", b"uv"), (2, b"ghij", b"")):
-        await store.contents.write(batch.part_name(parts[part], "out"), answers)
-        await store.contents.write(batch.part_name(parts[part], "err"), errors)
-    await store.put(batch, 0)
+        await place.contents.write(batch.part_name(parts[part], "out"), answers)
+        await place.contents.write(batch.part_name(parts[part], "err"), errors)
+    await place.store.put(batch, 0)
     out, err = batch.outputs(now_unix_s=NOW_S)
     for output in (out, err):
-        await store.put(output, 0)
+        await place.store.put(output, 0)
     assert (out.bytes, err.bytes) == (10, 5)
 
     async def read(stored: StoredFile, start: int, end: int) -> bytes:
@@ -115,41 +129,44 @@ async def test_an_output_is_its_batchs_parts_in_order_and_goes_with_them(store: 
     assert await read(out, 4, 8) == b"efgh"
     assert await read(err, 2, 5) == b"zuv"
     gone = Part(epoch=1, number=1, unposted="the ledger of a host that is gone")
-    await store.put(batch_of(2, parts=(gone,), input_file=err.id), 0)
+    await place.store.put(batch_of(2, parts=(gone,), input_file=err.id), 0)
     await service.delete_file("t", err.id)
-    assert not any(name.endswith("err") for name in await store.contents.names())
+    assert not any(name.endswith("err") for name in place.names())
     assert await read(out, 0, 10) == b"abcdefghij"
     clock.now_s += 31 * DAY_S
     await service.tend()
-    assert await store.get(StoredFile, out.id) is None
+    assert await place.store.get(StoredFile, out.id) is None
 
 
-async def test_what_a_killed_process_left_goes_after_a_day(
-    store: BatchStore, tmp_path: Path
-) -> None:
+async def test_what_a_killed_process_left_of_an_upload_goes_after_a_day(place: Place) -> None:
     clock = Clock()
-    service = service_of(store, clock)
-    stored = await uploaded(service)
-    part = Part(epoch=1, number=1, lines=1, bytes=1)
-    batch = batch_of(1, parts=(part,), status="in_progress")
-    await store.put(batch, 0)
-    kept = {stored.id, *(batch.part_name(part, suffix) for suffix in ("out", "idx", "use"))}
-    fenced = batch.part_name(Part(epoch=1, number=2), "out")
-    left = {
-        f"file-{0:032x}",
-        f"{stored.id}.ab{TEMPORARY}",
-        fenced,
-        batch_of(2).id + "/part-1-1.out",
-    }
-    strangers = {"notes.txt", "file-of-somebody"}
-    for name in (*kept, *left, *strangers):
-        if name != stored.id:
-            await store.contents.write(name, b"x")
-    for age_s, there in ((60, kept | left | strangers), (ORPHANED_S + 1, kept | strangers)):
-        for name in await store.contents.names():
-            os.utime(tmp_path / "files" / name, (NOW_S - age_s, NOW_S - age_s))
+    service = place.service(clock)
+    strangers = {"notes.txt", f"file-{0:032x}"}  # of a gateway whose state is another one
+    for name in strangers:
+        await place.contents.write(name, b"x")
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield FORM[:-30]
+        await asyncio.Event().wait()
+
+    upload = asyncio.create_task(service.upload("t", FORM_TYPE, stuck(), lambda size: None))
+    async with asyncio.timeout(10):
+        while place.names() == strangers:  # noqa: ASYNC110 - a thread creates it
+            await asyncio.sleep(0.01)
+    (name,) = place.names() - strangers
+    assert name.endswith(UNFINISHED)
+    assert await service.files("t", "", 9, oldest_first=False, purpose=None) == []
+    for later_s in (UPLOAD_S - 60, 120):
+        assert place.names() > strangers
+        with pytest.raises(NotFound):
+            await service.file("t", name.removesuffix(UNFINISHED))
+        clock.now_s += later_s
         await service.tend()
-        assert set(await store.contents.names()) == there
+    assert place.names() == strangers
+    assert await place.store.open_names(StoredFile) == []
+    upload.cancel()
+    await asyncio.wait([upload])
+    assert place.names() == strangers
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("24h", 86_400), ("90m", 5400), ("30d", 30 * DAY_S)])
@@ -164,25 +181,25 @@ def test_another_window_is_refused(text: str) -> None:
 
 
 async def test_a_tenants_ended_batches_are_bounded(
-    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.batches.service.MAX_BATCHES", 20)
-    service = service_of(store, Clock())
+    service = place.service(Clock())
     stored = await uploaded(service)
     unfinished = batch_of(1, status="in_progress")
-    await store.put(unfinished, 0)
+    await place.store.put(unfinished, 0)
     ended = batch_of(2, parts=(Part(epoch=1, number=1, lines=1, bytes=1),))
-    await store.put(ended, 0)
+    await place.store.put(ended, 0)
     (output,) = ended.outputs(now_unix_s=NOW_S)
-    await store.put(output, 0)
+    await place.store.put(output, 0)
     asked = BatchRequest(input_file_id=stored.id, endpoint="/v1/embeddings")  # another's: it fails
     for _ in range(50):
         assert (await service.create(WHO, asked, None)).status == "failed"
-    kept = [batch for batch, _ in await store.page(Batch, "t", "", 99)]
+    kept = [batch for batch, _ in await place.store.page(Batch, "t", "", 99)]
     assert len(kept) <= 20
     assert unfinished in kept
     assert ended not in kept
-    assert await store.get(StoredFile, output.id) is None
+    assert await place.store.get(StoredFile, output.id) is None
 
 
 WHO = Principal(
@@ -202,11 +219,10 @@ WHO = Principal(
     ],
 )
 async def test_items_of_a_split_alias_use_each_models_own_entitlement(
-    store: BatchStore, who: Principal, asked: str | None, used: str
+    place: Place, who: Principal, asked: str | None, used: str
 ) -> None:
     """Unless the client names one, or its token does: that opens what the batch was made with."""
-    service = service_of(
-        store,
+    service = place.service(
         Clock(),
         models={name: served_model(name=name) for name in ("m1", "m2")},
         splits={"m": SplitAlias("m", {"m1": 1, "m2": 1})},

@@ -49,7 +49,7 @@ server:
   viewer_key: sk-viewer
   admin_keys: [{name: one, sha256: "sha256:DIGEST-1", role: owner}]
 state: {url: "redis://h:1/0", password: pw}
-batches: {url: "s3://bucket", endpoint: "https://s3.example", access_key: a, secret_key: s}
+batches: {url: "s3://bucket"}
 auth: {jwt: [{issuer: "https://id.example", jwks: "https://id.example/keys", audience: [s]}]}
 models:
   - name: m
