@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from gateway.records.batch import Batch
 from gateway.records.record import Document, Record
 
 HOUR_S: Final = 3600
@@ -196,21 +195,6 @@ class Leftovers:
             if (other.by_unix_s or inf) < (batch.by_unix_s or inf):
                 whole = whole + _drawn_work(other, int(other.by_unix_s or 0))
         return _quantiles(self.finish_s(whole))
-
-
-def urgent(batch: Batch, items_per_s: float, now_unix_s: float) -> bool:
-    """Whether leftovers alone will hardly keep a batch's promise.
-
-    Its last forecast decides: the middle between p50 and p95 lies beyond the promise. Without a
-    forecast the rate does, at which its items are answered now.
-    """
-    by = batch.promised_by_unix_s
-    if by is None:
-        return False
-    if batch.forecast is not None:
-        return (batch.forecast.finish_p50_unix_s + batch.forecast.finish_p95_unix_s) / 2 > by
-    left = batch.total - batch.completed - batch.failed
-    return left > items_per_s * (by - now_unix_s)
 
 
 def with_hour(profile: Profile, hour: int, live: float) -> Profile:

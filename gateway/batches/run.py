@@ -110,8 +110,6 @@ class Around:
     owner: str
     """This process, to others."""
     currency: str
-    urgent: Callable[[Batch, float, float], bool]
-    """Whether a batch's promise is near, by items a second and the time."""
     forecast: Callable[[Batch], Awaitable[Promise | None]]
     """When it will have ended, by what is done of it."""
     learn: Callable[[Batch], Awaitable[None]]
@@ -297,7 +295,6 @@ class Run:
         self._began_s = around.clock()
         self._part_s = self._began_s
         """When the first item of the next part was answered."""
-        self._answered = 0
         self._allowed_s = -inf
         """When the newest of the items was sent that were not refused for want of rights."""
         self._message = ""
@@ -371,8 +368,7 @@ class Run:
         """Show others that it runs, and hear whether it was cancelled."""
         while not self.stored.lost:
             await _wait(self.poked, RENEW_S)
-            rate = self._answered / max(self._around.clock() - self._began_s, RENEW_S)
-            self.urgent = self._around.urgent(self.batch, rate, self._around.wall_clock())
+            self.urgent = self.batch.is_urgent
             try:
                 await self.stored.change(lambda batch: replace(batch, message=self._message))
             except (Fenced, StateFailure) as error:
@@ -549,7 +545,6 @@ class Run:
             if line is not None:
                 self._output.usage.append(_encode(line))
         self._pace.answered(len(self.running) - 1)
-        self._answered += 1
         self._say("")
         result = "completed" if answer.refusal is None and answer.status == 200 else "failed"
         self._around.metrics.batch_items.add(self.batch.model, result)

@@ -6,6 +6,8 @@ unchanged, so every request schema allows further members.
 
 from typing import Any
 
+from gateway.batches.intake import ENDPOINTS
+
 Schema = dict[str, Any]
 
 
@@ -97,11 +99,31 @@ _QUOTE = _object(
     input_tokens={"type": "integer", "minimum": 0, "maximum": 2147483647},
     max_tokens=_LIMIT,
 )
-_READ = {
-    "/v1/models": "Models that this key may use",
-    "/health": "The process is alive",
-    "/ready": "It can serve",
-}
+_FILE = _object("purpose file", purpose={"const": "batch"}, file={**_STRING, "format": "binary"})
+_BATCH = _object(
+    "input_file_id endpoint",
+    input_file_id=_STRING,
+    endpoint={"enum": [*ENDPOINTS]},
+    completion_window={**_STRING, "default": "24h"},
+    metadata={"type": "object", "additionalProperties": _STRING},
+    sluice=_object("", accept_late=_BOOLEAN),
+)
+_OTHERS: tuple[tuple[str, str, str, Schema | None], ...] = (
+    ("post", "/v1/sluice/quote", "What would come of a request now", _QUOTE),
+    ("get", "/v1/files", "Files, newest first", None),
+    ("post", "/v1/files", "Upload a file of requests", _FILE),
+    ("get", "/v1/files/{id}", "One file", None),
+    ("delete", "/v1/files/{id}", "Delete a file that no unfinished batch reads", None),
+    ("get", "/v1/files/{id}/content", "Its bytes, or a range of them", None),
+    ("get", "/v1/batches", "Batches, newest first", None),
+    ("post", "/v1/batches", "Create a batch of an uploaded file", _BATCH),
+    ("get", "/v1/batches/{id}", "One batch", None),
+    ("post", "/v1/batches/{id}/cancel", "Cancel a batch; what it has done stays", None),
+    ("get", "/v1/models", "Models that this key may use", None),
+    ("get", "/health", "The process is alive", None),
+    ("get", "/ready", "It can serve", None),
+)
+"""Method, path, summary, and the body where there is one."""
 _ERROR = _object(
     "error",
     error=_object(
@@ -137,12 +159,18 @@ def openapi_document(version: str) -> dict[str, Any]:
         schema = _object(required, model=_MODEL, **properties)
         content = {"application/json": {"schema": schema}}
         paths[path] = {"post": {**operation, "requestBody": {"required": True, "content": content}}}
-    path = "/v1/sluice/quote"
-    quoted = _operation(path, "What would come of a request now", _json("OK", {"type": "object"}))
-    content = {"application/json": {"schema": _QUOTE}}
-    paths[path] = {"post": {**quoted, "requestBody": {"required": True, "content": content}}}
-    for path, summary in _READ.items():
-        paths[path] = {"get": _operation(path, summary, _json("OK", {"type": "object"}))}
+    for method, path, summary, body in _OTHERS:
+        operation = _operation(path, summary, _json("OK", {"type": "object"}))
+        if path in paths:
+            operation["operationId"] += f"_{method}"
+        if body is not None:
+            kind = "multipart/form-data" if body is _FILE else "application/json"
+            operation["requestBody"] = {"required": True, "content": {kind: {"schema": body}}}
+        if "{id}" in path:
+            operation["parameters"] = [
+                {"name": "id", "in": "path", "required": True, "schema": _STRING}
+            ]
+        paths.setdefault(path, {})[method] = operation
     return {
         "openapi": "3.1.0",
         "info": {
@@ -163,7 +191,7 @@ def _operation(path: str, summary: str, answer: Schema) -> Schema:
     error = {"$ref": "#/components/schemas/Error"}
     refusals = {status: _json(text, error) for status, text in _REFUSALS.items()}
     return {
-        "operationId": path.strip("/").replace("/", "_"),
+        "operationId": path.strip("/").translate({ord("/"): "_", ord("{"): "", ord("}"): ""}),
         "summary": summary,
         "responses": {"200": answer, **refusals},
     }

@@ -149,6 +149,15 @@ class Batch(Document, frozen=True, kw_only=True, omit_defaults=True):
         return None if self.promise is None else self.promise.promised_by_unix_s
 
     @property
+    def is_urgent(self) -> bool:
+        """Whether leftovers alone will hardly keep its promise, by the middle of its forecast."""
+        by, forecast = self.promised_by_unix_s, self.forecast
+        if by is None:
+            return False
+        # No forecast: it expects no end on leftovers.
+        return not forecast or forecast.finish_p50_unix_s + forecast.finish_p95_unix_s > 2 * by
+
+    @property
     def is_open(self) -> bool:
         """Whether it has to be run, or its usage to be posted."""
         return self.status not in ENDED or any(part.unposted for part in self.parts)

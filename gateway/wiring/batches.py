@@ -10,7 +10,6 @@ import msgspec
 from gateway.background_task import BackgroundTasks, PeriodicTask
 from gateway.batches.contents import Contents
 from gateway.batches.forecaster import Forecaster
-from gateway.batches.promise import urgent
 from gateway.batches.run import Around
 from gateway.batches.runner import Runner
 from gateway.batches.service import TEND_S, BatchService, Bounds
@@ -78,7 +77,6 @@ class Batches:
             wall_clock=wall_clock,
             owner=secrets.token_hex(8),
             currency=config.currency,
-            urgent=urgent,
             forecast=self._forecaster.forecast,
             learn=self._forecaster.learn,
         )

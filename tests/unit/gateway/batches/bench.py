@@ -122,6 +122,7 @@ class World:
             "created_unix_s": 0,
             "expires_unix_s": window_s,
             "total": items,
+            "forecast": more.get("promise"),
         }
         self.contents[file.id] = data
         store = Process(self)
@@ -176,8 +177,8 @@ class Process(Documents):
         self.draining = False
         ids = iter(range(1 << 30))
 
-        async def forecast(_: Batch) -> Promise | None:
-            return None
+        async def forecast(batch: Batch) -> Promise | None:
+            return batch.forecast
 
         async def learn(_: Batch) -> None: ...
 
@@ -206,7 +207,6 @@ class Process(Documents):
                 wall_clock=clock,
                 owner=name,
                 currency="",
-                urgent=lambda *_: False,
                 forecast=forecast,
                 learn=learn,
             ),

@@ -16,7 +16,6 @@ from gateway.batches.promise import (
     Leftovers,
     Profile,
     Work,
-    urgent,
     with_hour,
     work,
 )
@@ -180,11 +179,10 @@ def test_a_batch_is_urgent_when_its_forecast_passes_its_promise() -> None:
 
     promise = Promise(finish_p50_unix_s=100, finish_p95_unix_s=900, promised_by_unix_s=1000)
     late = Promise(finish_p50_unix_s=900, finish_p95_unix_s=1200, promised_by_unix_s=1000)
-    assert not urgent(batch(), 0.0, 5000.0)
-    assert not urgent(batch(promise=promise, forecast=promise), 0.0, 0.0)
-    assert urgent(batch(promise=promise, forecast=late), 100.0, 0.0)
-    assert urgent(batch(promise=promise), 0.04, 0.0)
-    assert not urgent(batch(promise=promise), 0.06, 0.0)
+    assert not batch().is_urgent
+    assert not batch(promise=promise, forecast=promise).is_urgent
+    assert batch(promise=promise, forecast=late).is_urgent
+    assert batch(promise=promise).is_urgent  # no end of it is foreseen
 
 
 def test_replicas_add_their_parts_of_an_hour_and_gaps_stay_unknown() -> None:
