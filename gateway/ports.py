@@ -354,7 +354,7 @@ class Documents(Protocol):
         """Ids of all tenants' open documents, oldest first."""
 
     def unix_s(self) -> float:
-        """The time by the clock that all who share the documents have, as last heard of it."""
+        """The time by the clock of all who share the documents, as heard with the last read."""
 
     async def close(self) -> None:
         """Close files and connections. Idempotent."""

@@ -175,7 +175,7 @@ class BatchRun(Run):
         left, others = self._leftovers(now_s), [self._work(other) for other in self._open]
         batch.by_s = now_s + batch.window_s
         decided = left.decide(self._work(batch), others)
-        if not decided.kept:
+        if not decided.promised:
             batch.refused, batch.by_s = True, now_s + decided.earliest_s
             decided = left.decide(self._work(batch), others)
         batch.p50_s, batch.p95_s = decided.p50_s, decided.p95_s

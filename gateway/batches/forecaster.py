@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from math import ceil, inf, log
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -136,31 +136,28 @@ class Forecaster:
         batch = msgspec.structs.replace(batch, planned_slot_s=planned_slot_s)
         left, others = await self._around(served.name, batch)
         by_unix_s: int | None = batch.created_unix_s + batch.window_s
-        asked = self._work(served.name, batch, by_unix_s)
-        decided = await self._apart(lambda: left.decide(asked, others))
-        if not decided.kept:
+        decided = await self._apart(left.decide, self._work(served.name, batch, by_unix_s), others)
+        if not decided.promised:
             if not batch.accept_late:
                 why = "It expects to have no capacity left for batches."
                 if (earliest_s := decided.earliest_s) < inf:
                     why = f"The earliest window that it can promise is {earliest_s // 60:.0f}m."
                 raise _cannot_promise(batch, why)
             by_unix_s = None
-            late = self._work(served.name, batch, None)
-            decided = await self._apart(lambda: left.decide(late, others))
-        told = self._told(decided.p50_s, decided.p95_s, cost, by_unix_s)
-        return msgspec.structs.replace(batch, forecast=told, promise=told if by_unix_s else None)
+            decided = await self._apart(left.decide, self._work(served.name, batch, None), others)
+        end = self._end(decided.p50_s, decided.p95_s, cost, by_unix_s)
+        return msgspec.structs.replace(batch, forecast=end, promise=end if by_unix_s else None)
 
     async def forecast(self, batch: Batch) -> Promise | None:
         """When a batch will have ended as it stands now; None where that is never, or not known."""
         served, by_unix_s = self._served(batch), batch.promised_by_unix_s
         if served is None:
             return None
-        name = served.name
-        left, others = await self._around(name, batch)
-        rest = self._work(name, batch, by_unix_s)
-        p50_s, p95_s = await self._apart(lambda: left.ends(rest, others))
+        left, others = await self._around(served.name, batch)
+        rest = self._work(served.name, batch, by_unix_s)
+        p50_s, p95_s = await self._apart(left.ends, rest, others)
         cost = 0 if batch.forecast is None else batch.forecast.cost_nano
-        return self._told(p50_s, p95_s, cost, by_unix_s)
+        return self._end(p50_s, p95_s, cost, by_unix_s)
 
     async def learn(self, batch: Batch) -> None:
         """Learn from a completed batch how far its work was from what was planned."""
@@ -200,17 +197,15 @@ class Forecaster:
 
     async def _around(self, name: str, batch: Batch) -> tuple[Leftovers, list[Work]]:
         """The capacity that live requests leave, and the other open batches that use it."""
-        found = [await self._store.get(Batch, i) for i in await self._store.open_names(Batch)]
-        others = [other for other, _ in filter(None, found) if other.id != batch.id]
+        names = [other for other in await self._store.open_names(Batch) if other != batch.id]
+        others = [stored[0] for i in names if (stored := await self._store.get(Batch, i))]
         seen, now_unix_s = self._seen_of(name), self._wall_clock()
         hour = int(now_unix_s // HOUR_S)
-        if seen.demand is None or seen.demand.hour != hour:
-            seen.demand = await self._apart(partial(Demand, seen.profile, hour))
-        demand = seen.demand
+        if (demand := seen.demand) is None or demand.hour != hour:
+            demand = seen.demand = await self._apart(Demand, seen.profile, hour)
         live = seen.live_s / seen.since_s if seen.since_s else float(self._live(name))
         slots, live = self._slots(name), live + seen.others
-        left = await self._apart(lambda: Leftovers(demand, slots, live, now_unix_s))
-        return left, [
+        return await self._apart(Leftovers, demand, slots, live, now_unix_s), [
             self._work(name, other, other.promised_by_unix_s)
             for other in others
             if other.status not in ENDED
@@ -225,12 +220,12 @@ class Forecaster:
                 return find_model(self._models, batch.model)
         return None
 
-    async def _apart(self, work: Callable[[], _T]) -> _T:
+    async def _apart(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Compute in a thread, one at a time: it takes up to 0.3 s, and live requests go on."""
         async with self._computing:
-            return await asyncio.to_thread(work)
+            return await asyncio.to_thread(work, *arguments)
 
-    def _told(self, p50_s: float, p95_s: float, cost: int, by: int | None) -> Promise | None:
+    def _end(self, p50_s: float, p95_s: float, cost: int, by: int | None) -> Promise | None:
         if p95_s == inf:
             return None
         now = self._wall_clock()
@@ -241,7 +236,7 @@ class Forecaster:
             promised_by_unix_s=by,
         )
 
-    # -- what is observed and kept
+    # -- what is observed
 
     def _names(self) -> set[str]:
         return {served.name for served in self._models.values()}
@@ -272,7 +267,7 @@ class Forecaster:
             seen.live_s += self._live(name) * passed_s
             seen.backlog_s += passed_s if items else 0.0
             seen.used_s += items * passed_s
-            if over != hour:
+            if hour > over:
                 await self._hour_over(name, seen, over)
 
     async def _hour_over(self, name: str, seen: _Seen, hour: int) -> None:

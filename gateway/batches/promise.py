@@ -70,11 +70,6 @@ class Profile(Document, frozen=True, kw_only=True, omit_defaults=True):
     """Of a slot, for a token of a prompt and of an answer."""
 
     @property
-    def is_open(self) -> bool:
-        """See Document."""
-        return False
-
-    @property
     def used_share(self) -> float:
         """Share of an hour's mean leftovers that batches use."""
         share = (self.used_slot_s + 0.9 * HOUR_S) / (self.left_slot_s + HOUR_S)
@@ -97,7 +92,7 @@ class Decision(NamedTuple):
 
     p50_s: float
     p95_s: float
-    kept: bool
+    promised: bool
     """Whether its window holds it, and no other promise breaks."""
     earliest_s: float
     """inf where there are no leftovers."""

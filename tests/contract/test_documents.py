@@ -207,6 +207,6 @@ async def test_gateways_on_redis_have_its_time(
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s + 86_400)
     documents = open_documents(redis_server.url)
-    await documents.open_names(Job)
+    await documents.get(Job, "a")
     assert documents.unix_s() == pytest.approx(now_s, abs=30)
     await documents.close()

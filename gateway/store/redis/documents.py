@@ -55,9 +55,7 @@ class RedisDocuments(Documents):
         return int(await self._session.call("ZCARD", f"{_KEY}{kind.__name__}:of:{tenant}"))
 
     async def open_names(self, kind: type[Document]) -> list[str]:
-        names = ("ZRANGE", f"{_KEY}{kind.__name__}:open", 0, -1)
-        (s, us), names = await self._session.pipeline([("TIME",), names])
-        self._began_unix_s = int(s) + int(us) / 1e6 - time.monotonic()
+        names = await self._session.call("ZRANGE", f"{_KEY}{kind.__name__}:open", 0, -1)
         return [name.decode() for name in names]
 
     def unix_s(self) -> float:
@@ -69,8 +67,10 @@ class RedisDocuments(Documents):
     async def _read(self, kind: type[D], names: list[Any]) -> list[tuple[D, int]]:
         documents: list[tuple[D, int]] = []
         for at in range(0, len(names), READ_AT_ONCE):
-            some = names[at : at + READ_AT_ONCE]
-            for text in await self._session.call("HMGET", f"{_KEY}{kind.__name__}", *some):
+            some = ("HMGET", f"{_KEY}{kind.__name__}", *names[at : at + READ_AT_ONCE])
+            (s, us), texts = await self._session.pipeline([("TIME",), some])
+            self._began_unix_s = int(s) + int(us) / 1e6 - time.monotonic()
+            for text in texts:
                 if text is not None:  # else it was deleted meanwhile
                     version, _, value = text.partition(b" ")
                     try:

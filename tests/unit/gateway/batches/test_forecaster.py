@@ -43,8 +43,9 @@ class World:
             table=routing(("all", 8192, None)), workers=(1,), slots=9
         )
         self.pool = self.served.fleet.pools[0]
+        self.names = {"m": self.served, "alias": self.served}
         self.forecaster = Forecaster(
-            models={"m": self.served, "alias": self.served},
+            models=self.names,
             store=store,
             running=lambda _: self.batches,
             clock=self.time.monotonic,
@@ -149,6 +150,19 @@ async def test_no_leftovers_are_told_and_promise_nothing(store: Documents) -> No
         await world.forecaster.promise(world.batch(86_400), file())
     late = await world.forecaster.promise(world.batch(86_400, accept_late=True), file())
     assert (late.promise, late.forecast) == (None, None)
+
+
+async def test_a_pattern_is_promised_and_a_name_of_several_models_is_not(store: Documents) -> None:
+    world = World(store, splits={"several": None})
+    world.names["m-*"] = world.served
+    await world.hours(2, 2)
+    day = world.batch(86_400)
+    assert (await world.forecaster.promise(replace(day, model="m-large"), file())).promise
+    with pytest.raises(Refusal, match=r"'several' stands for several models.*accept_late"):
+        await world.forecaster.promise(replace(day, model="several"), file())
+    late = replace(day, model="several", accept_late=True)
+    assert await world.forecaster.promise(late, file()) == late
+    assert await world.forecaster.forecast(replace(day, model="gone")) is None
 
 
 async def test_a_batch_teaches_what_its_work_was(store: Documents) -> None:

@@ -76,7 +76,7 @@ def test_more_work_or_less_capacity_is_never_promised_earlier(
         assert harder.p50_s >= whole.p50_s - 1e-6
         assert harder.p95_s >= whole.p95_s - 1e-6
         assert harder.earliest_s >= whole.earliest_s
-        assert whole.kept or not harder.kept
+        assert whole.promised or not harder.promised
 
 
 @settings(max_examples=60)
@@ -93,7 +93,7 @@ def test_the_earliest_window_that_is_named_is_promised(
     if first.earliest_s < inf:
         again = replace(batch, by_unix_s=NOW + first.earliest_s)
         found = decided(demand, slots, again, others)
-        assert found.kept
+        assert found.promised
         assert found.p95_s <= first.earliest_s
         assert found.earliest_s == first.earliest_s
 
@@ -104,10 +104,10 @@ def test_no_batch_is_promised_before_one_whose_promise_would_break() -> None:
     end_s = decided(demand, 12, large, []).earliest_s
     promised = replace(large, by_unix_s=NOW + end_s)
     small = Work(slot_s=20_000, doubt=0.05, by_unix_s=NOW + end_s / 2)
-    assert decided(demand, 12, small, []).kept
-    assert not decided(demand, 12, small, [promised]).kept
+    assert decided(demand, 12, small, []).promised
+    assert not decided(demand, 12, small, [promised]).promised
     roomy = replace(large, by_unix_s=NOW + 3 * end_s)
-    assert decided(demand, 12, small, [roomy]).kept
+    assert decided(demand, 12, small, [roomy]).promised
 
 
 def test_leftovers_of_the_night_are_foreseen_in_the_day() -> None:
