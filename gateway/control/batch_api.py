@@ -7,7 +7,7 @@ bodies with what the gateway holds of it.
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -32,79 +32,68 @@ _TIMES: Final = (
 _decode: Final = msgspec.json.Decoder(BatchRequest).decode
 
 
-class _Caller(NamedTuple):
-    """Who calls, and what serves it."""
-
-    batches: BatchService
-    principal: Principal
-
-    @property
-    def tenant(self) -> str:
-        return self.principal.tenant
-
-
 def batch_router(control: Control, service: BatchService | None, bodies: BodyBytes) -> APIRouter:
     """The routes; without a service each says how to turn it on."""
-    app = APIRouter()
+    app, principal = APIRouter(), Depends(control.principal)
+    if service is not None:
+        _file_routes(app, service, principal, bodies)
+        _batch_routes(app, service, principal)
+        return app
 
-    async def caller(request: Request) -> _Caller:
-        principal = await control.principal(request)
-        if service is None:
-            raise NotFound(
-                "This gateway takes no files and batches: its operator can set `batches.url`.",
-                reason="batches_off",
-            )
-        return _Caller(service, principal)
+    async def off() -> Response:
+        raise NotFound(
+            "This gateway takes no files and batches: its operator can set `batches.url`.",
+            reason="batches_off",
+        )
 
-    _file_routes(app, Depends(caller), bodies)
-    _batch_routes(app, Depends(caller))
+    for path in ("/v1/files", "/v1/files/{rest:path}", "/v1/batches", "/v1/batches/{rest:path}"):
+        methods = ["GET", "POST", "DELETE"]
+        app.add_api_route(path, off, dependencies=[principal], methods=methods)
     return app
 
 
-def _file_routes(app: APIRouter, caller: Any, bodies: BodyBytes) -> None:
-    By = Annotated[_Caller, caller]  # noqa: N806 - a type
-
+def _file_routes(app: APIRouter, batches: BatchService, principal: Any, bodies: BodyBytes) -> None:
     @app.post("/v1/files")
-    async def upload(request: Request, by: By) -> Response:
+    async def upload(request: Request, own: Principal = principal) -> Response:
         """Upload a file of requests: a form with the fields `purpose` (batch) and `file`."""
-        by.batches.check_length(int(request.headers.get("content-length", 0)))
-        share = Share(bodies, by.tenant)
+        batches.check_length(int(request.headers.get("content-length", 0)))
+        share = Share(bodies, own.tenant)
         kind = request.headers.get("content-type", "")
         try:
-            stored = await by.batches.upload(by.tenant, kind, request.stream(), share.cover)
+            stored = await batches.upload(own.tenant, kind, request.stream(), share.cover)
         finally:
             share.give_back()
         return json_response(_file(stored))
 
     @app.get("/v1/files")
     async def files(
-        by: By,
         after: str = "",
         limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
+        own: Principal = principal,
     ) -> Response:
         """The tenant's files, outputs of batches included."""
-        page = await by.batches.files(
-            by.tenant, after, limit + 1, oldest_first=order == "asc", purpose=purpose
+        page = await batches.files(
+            own.tenant, after, limit + 1, oldest_first=order == "asc", purpose=purpose
         )
         return _page([_file(stored) for stored in page], limit)
 
     @app.get("/v1/files/{name}")
-    async def file(name: str, by: By) -> Response:
+    async def file(name: str, own: Principal = principal) -> Response:
         """One file."""
-        return json_response(_file((await by.batches.file(by.tenant, name))[0]))
+        return json_response(_file((await batches.file(own.tenant, name))[0]))
 
     @app.delete("/v1/files/{name}")
-    async def delete(name: str, by: By) -> Response:
+    async def delete(name: str, own: Principal = principal) -> Response:
         """Delete a file that no unfinished batch reads."""
-        await by.batches.delete_file(by.tenant, name)
+        await batches.delete_file(own.tenant, name)
         return json_response({"id": name, "object": "file", "deleted": True})
 
     @app.api_route("/v1/files/{name}/content", methods=["GET", "HEAD"])
-    async def content(name: str, request: Request, by: By) -> Response:
+    async def content(name: str, request: Request, own: Principal = principal) -> Response:
         """The bytes of a file, or a range of them."""
-        stored, _ = await by.batches.file(by.tenant, name)
+        stored, _ = await batches.file(own.tenant, name)
         asked = _range(request.headers.get("range", ""), stored.bytes)
         start, end = asked or (0, stored.bytes)
         headers = {"content-length": str(end - start), "accept-ranges": "bytes"}
@@ -113,15 +102,13 @@ def _file_routes(app: APIRouter, caller: Any, bodies: BodyBytes) -> None:
         status, kind = 206 if asked else 200, "application/octet-stream"
         if request.method == "HEAD":
             return Response(None, status, headers, kind)
-        pieces = by.batches.content(stored, start, end)
+        pieces = batches.content(stored, start, end)
         return StreamingResponse(pieces, status, headers, kind)
 
 
-def _batch_routes(app: APIRouter, caller: Any) -> None:
-    By = Annotated[_Caller, caller]  # noqa: N806 - a type
-
+def _batch_routes(app: APIRouter, batches: BatchService, principal: Any) -> None:
     @app.post("/v1/batches")
-    async def create(request: Request, by: By) -> Response:
+    async def create(request: Request, own: Principal = principal) -> Response:
         """Create a batch of an uploaded file."""
         refusal = TooLarge(f"The body is over {MAX_BODY_BYTES} bytes.")
         try:
@@ -129,27 +116,25 @@ def _batch_routes(app: APIRouter, caller: Any) -> None:
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise undecodable(error) from None
         entitlement = read_head(request.scope["headers"]).entitlement
-        return json_response(
-            batch_object(await by.batches.create(by.principal, asked, entitlement))
-        )
+        return json_response(batch_object(await batches.create(own, asked, entitlement)))
 
     @app.get("/v1/batches")
     async def list_batches(
-        by: By, after: str = "", limit: Annotated[int, Query(ge=1, le=100)] = 20
+        own: Principal = principal, after: str = "", limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> Response:
         """The tenant's batches, newest first."""
-        page = await by.batches.batches(by.tenant, after, limit + 1)
+        page = await batches.batches(own.tenant, after, limit + 1)
         return _page([batch_object(batch) for batch in page], limit)
 
     @app.get("/v1/batches/{name}")
-    async def retrieve(name: str, by: By) -> Response:
+    async def retrieve(name: str, own: Principal = principal) -> Response:
         """One batch."""
-        return json_response(batch_object((await by.batches.batch(by.tenant, name))[0]))
+        return json_response(batch_object((await batches.batch(own.tenant, name))[0]))
 
     @app.post("/v1/batches/{name}/cancel")
-    async def cancel(name: str, by: By) -> Response:
+    async def cancel(name: str, own: Principal = principal) -> Response:
         """Cancel a batch; what it has done stays."""
-        return json_response(batch_object(await by.batches.cancel(by.tenant, name)))
+        return json_response(batch_object(await batches.cancel(own.tenant, name)))
 
 
 def batch_object(batch: Batch) -> dict[str, Any]:
