@@ -153,8 +153,10 @@ class Engines(FakeUpstream):
         return await super().open(worker, call)
 
 
-class Process(Documents):
+class Process:
     """One gateway of it."""
+
+    change = Documents.change
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class Process(Documents):
             Around(
                 pipeline=self.pipeline,
                 keyring=keyring,
-                store=self,
+                store=self,  # type: ignore[arg-type]
                 contents=self,  # type: ignore[arg-type]
                 export=self,  # type: ignore[arg-type]
                 metrics=self.metrics,
