@@ -48,7 +48,7 @@ REASONS: Final[Mapping[int, str]] = {
     429: """
         budget budget_reserved concurrency evicted key_concurrency key_requests kv priority
         queue_full queue_timeout reader_busy tokens too_many_batches too_many_body_bytes
-        too_many_files too_many_leases too_many_reports too_many_uploads too_many_viewers""",
+        too_many_files too_many_leases too_many_reports too_many_viewers""",
     431: "headers_too_large",
     500: "internal_error",
     502: "engine_connection_broken engine_error engine_stream_broken engines_ended",

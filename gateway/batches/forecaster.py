@@ -135,7 +135,7 @@ class Forecaster:
         planned_slot_s, cost = self._planned(served, batch, file)
         batch = msgspec.structs.replace(batch, planned_slot_s=planned_slot_s)
         left, others = await self._around(served.name, batch)
-        by_unix_s: int | None = batch.created_unix_s + batch.window_s
+        by_unix_s: int | None = batch.expires_unix_s
         decided = await self._apart(left.decide, self._work(served.name, batch, by_unix_s), others)
         if not decided.promised:
             if not batch.accept_late:

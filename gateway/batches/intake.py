@@ -7,37 +7,59 @@ notes it, and a batch of the file fails with it, as at OpenAI.
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 import numpy as np
 import xxhash
-from msgspec import UNSET, UnsetType
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from gateway.batches.contents import Contents
 from gateway.errors import BadRequest, TooLarge
+from gateway.payload.schema import undecodable
 from gateway.records.batch import LineProblem, StoredFile
-from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
-from gateway.records.record import plain
+from gateway.records.record import Record, plain
 
-ENDPOINTS: Final = {e.path: e for e in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)}
+Endpoint = Literal[
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"
+]
 """What the requests of a batch may be for."""
+ENDPOINTS: Final[tuple[Endpoint, ...]] = get_args(Endpoint)
 MAX_LINES: Final = 1_000_000
 MAX_PROBLEMS: Final = 100
-MAX_ID_CHARS: Final = 512
 SLICE_BYTES: Final = 32 * 1024
 """What is read of a file before the event loop turns to others; lines cost 2 us each."""
-WRITE_BYTES: Final = 1 << 20
 _MAX_FIELD_BYTES: Final = 1024
+_DISPOSITION: Final = b"content-disposition"
+KeepSeconds = Annotated[int, msgspec.Meta(ge=3600)]
 _LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+
+
+class Bounds(Record, frozen=True, kw_only=True):
+    """Of one tenant."""
+
+    max_file_bytes: int
+    max_line_bytes: int
+    max_files: int
+    """Outputs included."""
+    max_open: int
+    """Batches that have not ended."""
+    keep_s: int
+    """From a file's creation to its expiry, unless its creator asks for less."""
+
+
+class UploadFields(Record, frozen=True, kw_only=True, rename={"keep_s": "expires_after[seconds]"}):
+    """What a form says beside its file."""
+
+    purpose: Literal["batch"]
+    keep_s: KeepSeconds | None = None
 
 
 class _Body(msgspec.Struct, gc=False):
     """Of a request's body what concerns the batch; the pipeline reads it whole when it is sent."""
 
-    model: str
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     stream: Any = None
     n: Any = None
     max_completion_tokens: Any = None
@@ -46,13 +68,19 @@ class _Body(msgspec.Struct, gc=False):
 
 
 class _Line(msgspec.Struct, gc=False):
-    custom_id: str
-    url: str
+    custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+    url: Endpoint
     body: _Body
-    method: str | UnsetType = UNSET
+    method: Literal["POST"] = "POST"
 
 
 _decode: Final = msgspec.json.Decoder(_Line).decode
+_CODES: Final = {
+    **dict.fromkeys(("invalid_json", "invalid_utf8", "too_deep"), "invalid_json_line"),
+    "missing_field": "missing_required_parameter",
+    "invalid_type": "invalid_type",
+}
+"""OpenAI's codes of bad lines, by the reasons of bad bodies."""
 
 
 class LineChecks:
@@ -60,10 +88,8 @@ class LineChecks:
 
     def __init__(self, most_line_bytes: int) -> None:
         self._most = most_line_bytes
-        self._rest: list[bytes] = []
-        """Pieces of the line that is not complete."""
-        self.held_bytes = 0
-        """Length of these."""
+        self.rest = bytearray()
+        """Of the line that is not complete, as far as it may be long."""
         self._number = 0
         self._ids = array("Q")
         """Digests of the ids, in the order of lines; 8 bytes each."""
@@ -78,20 +104,16 @@ class LineChecks:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the file."""
-        first, *others = data.split(b"\n")
-        for following in others:
-            self._end_line(first)
-            first = following
-        self.held_bytes += len(first)
-        if self.held_bytes <= self._most:
-            self._rest.append(first)
-        else:
-            self._rest = []
+        self.rest += data
+        if b"\n" in data:
+            *lines, self.rest = self.rest.split(b"\n")
+            for line in lines:
+                self._end_line(line)
+        del self.rest[self._most + 1 :]
 
     def end(self) -> None:
         """The file is whole."""
-        if self.held_bytes:
-            self._end_line(b"")
+        self._end_line(self.rest)
         if not self.lines:
             self._bad("empty_file", "The file has no requests.", line=None)
         # Equal digests are equal ids: among a million, others meet once in 40 million files.
@@ -100,42 +122,34 @@ class LineChecks:
         for place in sorted(self._places[int(order[at + 1])] for at in again):
             self._bad("duplicate_custom_id", "An earlier line has this custom_id.", line=place)
 
-    def _end_line(self, last: bytes) -> None:
-        held, line = self.held_bytes + len(last), b"".join((*self._rest, last))
-        self._rest, self.held_bytes = [], 0
+    def _end_line(self, line: bytearray) -> None:
         self._number += 1
-        if not line.strip() and held <= self._most:
+        self.lines += bool(line.strip())
+        if not line.strip() or len(self.problems) == MAX_PROBLEMS:
             return
-        self.lines += 1
         if self.lines > MAX_LINES:
             if self.lines == MAX_LINES + 1:
                 self._bad("too_many_tasks", f"A file has at most {MAX_LINES:,} requests.")
-        elif held > self._most:
+        elif len(line) > self._most:
             self._bad("line_too_long", f"A line has at most {self._most} bytes.")
-        elif len(self.problems) < MAX_PROBLEMS:
+        else:
             self._check(line)
 
-    def _check(self, line: bytes) -> None:
+    def _check(self, line: bytearray) -> None:
         try:
             read = _decode(line)
-        except msgspec.ValidationError as error:
-            code = "missing_required_parameter" if "missing" in str(error) else "invalid_type"
-            self._bad(code, f"{error}.")
-            return
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._bad("invalid_json_line", "The line is not a JSON object.")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            refusal = undecodable(error)
+            code = _CODES.get(refusal.reason, f"invalid_{refusal.param}")
+            bad_json = code == "invalid_json_line"
+            message = "The line is not a JSON object." if bad_json else refusal.message
+            self._bad(code, message, refusal.param)
             return
         body = read.body
         self.endpoint, self.model = self.endpoint or read.url, self.model or body.model
-        if not 0 < len(read.custom_id) <= MAX_ID_CHARS:
-            self._bad("invalid_custom_id", f"Give 1 to {MAX_ID_CHARS} characters.", "custom_id")
-        elif read.method not in {"POST", UNSET}:
-            self._bad("invalid_method", "Requests of a batch are POST.", "method")
-        elif read.url not in ENDPOINTS:
-            self._bad("invalid_url", f"Give one of {', '.join(ENDPOINTS)}.", "url")
-        elif read.url != self.endpoint:
+        if read.url != self.endpoint:
             self._bad("mismatched_url", "All requests of a file have the same url.", "url")
-        elif not 0 < len(body.model) <= 256 or body.model != self.model:
+        elif body.model != self.model:
             self._bad("mismatched_model", "All requests of a file have one model.", "body.model")
         elif body.stream:
             self._bad("invalid_value", "Requests of a batch do not stream.", "body.stream")
@@ -165,26 +179,25 @@ class UploadForm:
         kind, options = parse_options_header(content_type[:1024])
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
             raise _bad("send it as 'content-type: multipart/form-data; boundary=...'")
-        self.fields: dict[str, str] = {}
         self.filename: str | None = None
         """None until the file begins."""
         self._ended = False
-        self._content: list[bytes] = []
-        self._field = b""
-        self._header = self._value = b""
-        self._disposition = b""
+        self._head = b""
+        """Of a part: a line for each header, its name and its value with nothing between them."""
         self._name = ""
+        self._fields: dict[str, bytes] = {}
+        self._content = bytearray()
+        """Of the file what came in the newest piece."""
         try:
             self._parser = MultipartParser(
                 options[b"boundary"],
                 {
-                    "on_part_begin": self._begin,
-                    "on_header_field": self._header_field,
-                    "on_header_value": self._header_value,
-                    "on_header_end": self._header_end,
+                    "on_part_begin": lambda: setattr(self, "_head", b""),
+                    "on_header_field": self._header,
+                    "on_header_value": self._header,
+                    "on_header_end": lambda: self._header(b"\n", 0, 1),
                     "on_headers_finished": self._headers_finished,
                     "on_part_data": self._data,
-                    "on_part_end": self._end,
                     "on_end": lambda: setattr(self, "_ended", True),
                 },
             )
@@ -199,30 +212,27 @@ class UploadForm:
             self._parser.write(data)
         except FormParserError as error:
             raise _bad(str(error)[:200].rstrip(".")) from None
-        content, self._content = b"".join(self._content), []
+        content, self._content = bytes(self._content), bytearray()
         return content
 
-    def end(self) -> None:
+    def end(self) -> UploadFields:
         """The form is whole. Raises BadRequest if it is not, or has no file."""
         if not self._ended or self.filename is None:
             raise _bad("it has no file, or ends before its boundary")
+        fields = {name: value.decode("utf-8", "replace") for name, value in self._fields.items()}
+        try:
+            return msgspec.convert(fields, UploadFields, strict=False)
+        except msgspec.ValidationError as error:
+            raise undecodable(error) from None
 
-    def _begin(self) -> None:
-        self._header = self._value = self._disposition = self._field = b""
-
-    def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
-
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def _header_end(self) -> None:
-        if self._header.lower() == b"content-disposition":
-            self._disposition = self._value
-        self._header = self._value = b""
+    def _header(self, data: bytes, start: int, end: int) -> None:
+        self._head += data[start:end]
 
     def _headers_finished(self) -> None:
-        _, options = parse_options_header(self._disposition)
+        options: dict[bytes, bytes] = {}
+        for header in self._head.split(b"\n"):
+            if header.lower().startswith(_DISPOSITION):
+                options = parse_options_header(header[len(_DISPOSITION) :])[1]
         self._name = options.get(b"name", b"").decode("utf-8", "replace")
         if self._name == "file":
             if self.filename is not None:
@@ -232,15 +242,11 @@ class UploadForm:
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._name == "file":
-            self._content.append(data[start:end])
+            self._content += data[start:end]
         else:
-            self._field += data[start:end]
-            if len(self._field) > _MAX_FIELD_BYTES or len(self.fields) > 16:
+            self._fields[self._name] = self._fields.get(self._name, b"") + data[start:end]
+            if len(self._fields[self._name]) > _MAX_FIELD_BYTES or len(self._fields) > 16:
                 raise _bad("its fields are too long or too many")
-
-    def _end(self) -> None:
-        if self._name != "file":
-            self.fields[self._name] = self._field.decode("utf-8", "replace")
 
 
 async def receive(
@@ -248,9 +254,7 @@ async def receive(
     stored: StoredFile,
     form: UploadForm,
     pieces: AsyncIterator[bytes],
-    *,
-    most_bytes: int,
-    most_line_bytes: int,
+    bounds: Bounds,
     hold: Callable[[int], None],
 ) -> StoredFile:
     """Store the content of the file that comes as this form; returns what is known of it then.
@@ -258,36 +262,27 @@ async def receive(
     `hold` is told the bytes that it holds in memory, and may refuse. Raises Refusal, StateFailure;
     then nothing of it stays.
     """
-    checks, size, held = LineChecks(most_line_bytes), 0, bytearray()
+    checks, size = LineChecks(bounds.max_line_bytes), 0
     async with contents.open(stored.id) as write:
         async for piece in pieces:
             data = form.write(piece)
             size += len(data)
-            if size > most_bytes:
-                raise file_too_large(most_bytes)
+            if size > bounds.max_file_bytes:
+                most = bounds.max_file_bytes
+                raise TooLarge(f"A file has at most {most} bytes here (batches.max_file_bytes).")
             for at in range(0, len(data), SLICE_BYTES):
                 checks.feed(data[at : at + SLICE_BYTES])
                 await asyncio.sleep(0)
-            held += data
-            hold(len(held) + min(checks.held_bytes, most_line_bytes))
-            if len(held) >= WRITE_BYTES:
-                await write(bytes(held))
-                held.clear()
-        form.end()
-        if (purpose := form.fields.get("purpose")) != "batch":
-            said = f"not '{plain(purpose[:64])}'" if purpose else "as the field 'purpose'"
-            raise BadRequest(
-                f"Files have the purpose 'batch' here, {said}.",
-                reason="invalid_value",
-                param="purpose",
-            )
+            hold(len(data) + len(checks.rest))
+            if data:
+                await write(data)
+        fields = form.end()
         await asyncio.to_thread(checks.end)  # it sorts a million digests
-        if held:
-            await write(bytes(held))
     return msgspec.structs.replace(
         stored,
         filename=form.filename or "",
         bytes=size,
+        expires_unix_s=stored.created_unix_s + min(fields.keep_s or bounds.keep_s, bounds.keep_s),
         lines=checks.lines,
         endpoint=checks.endpoint,
         model=checks.model,
@@ -295,11 +290,6 @@ async def receive(
         output_tokens=checks.output_tokens,
         unlimited=checks.unlimited,
     )
-
-
-def file_too_large(most_bytes: int) -> TooLarge:
-    """The refusal of a file over the bound."""
-    return TooLarge(f"A file has at most {most_bytes} bytes here (batches.max_file_bytes).")
 
 
 def _bad(why: str) -> BadRequest:

@@ -1,19 +1,21 @@
 """Items of a batch: their lines, which are done, what comes of a try, and the lines of its output.
 
-Pure. Items are named by their lines in the input file, from 0.
+Pure. Items are named by their index among the requests of the input file, from 0.
 """
 
-from array import array
-from collections.abc import Iterable
-from math import inf
-from typing import Final, Literal, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final, Literal
 
 import msgspec
+import numpy as np
 import orjson
 
 from gateway.errors import Refusal
+from gateway.ports import Lines
 from gateway.records.batch import Batch, Part
 from gateway.records.decision import DecisionRecord
+from gateway.records.usage import UsageLine
 
 MAX_TRIES: Final = 4
 """Failures of engines after which an item's last one is its answer."""
@@ -21,102 +23,118 @@ PART_BYTES: Final = 8 << 20
 """Output of which a part is made before its time."""
 _KEY_BYTES: Final = 2048
 
-Verdict = Literal["answered", "failed", "again", "later", "no_right"]
-"""answered: a line of the output; failed: one of the errors; again: an engine failed on it; later:
-no engine had it; no_right: the batch's creator may not ask now."""
+Verdict = Literal["ended", "again", "later"]
+"""ended: this is its answer; again: an engine failed on it; later: no engine had it."""
+_HARMLESS: Final = frozenset({"busy", "connect", "frozen", "local", "not_served"})
+"""Results of attempts that no engine answered."""
+_EXPIRED: Final = orjson.dumps(
+    {
+        "code": "batch_expired",
+        "message": "This request could not be executed before the completion window expired.",
+    }
+)
 
 
-class Item(NamedTuple):
-    """A request of a batch."""
+class Item(msgspec.Struct):
+    """A request of a batch, as a line of the input file has it."""
 
-    line: int
-    custom_id: str
-    body: bytes
-    tries: int = 0
-    """That engines failed."""
-    refused_s: float = inf
-    """When it was first refused for want of rights."""
+    custom_id: str = ""
+    body: msgspec.Raw = msgspec.Raw(b"")
+    index: int = 0
 
 
-class Answer(NamedTuple):
-    """What came of one try."""
+class Answer:
+    """What comes of one try: a ClientReply that keeps it."""
 
-    status: int
-    body: bytes
-    """JSON, of a refusal too."""
-    refusal: Refusal | None
-    request_id: str
-    record: DecisionRecord | None
-    """None where the gateway failed."""
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.started = False
+        self.status = 0
+        self.body = bytearray()
+        self.refusal: Refusal | None = None
+        self.record: DecisionRecord | None = None
+        """None where the gateway failed."""
+
+    async def start(self, status: int, lines: Lines, *, events: bool = True) -> None:
+        self.started, self.status = True, status
+
+    async def write(self, data: bytes) -> None:
+        self.body += data
+
+    def write_now(self, data: bytes) -> bool:
+        self.body += data
+        return True
+
+    async def drain(self) -> None: ...
+
+    async def finish(self) -> None: ...
+
+    async def send(self, status: int, lines: Lines, body: bytes) -> None:
+        self.started, self.status = True, status
+        self.body += body
+
+    async def refuse(self, refusal: Refusal, lines: Lines) -> None:
+        self.refusal = refusal
+
+    async def break_off(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+
+    def end(self, error_body: Callable[[Refusal], bytes]) -> None:
+        """It is whole, and its body JSON; what is none is an engine's failure."""
+        try:
+            if self.refusal is None:
+                msgspec.json.decode(self.body, type=msgspec.Raw)
+        except msgspec.DecodeError:
+            message = "The engine did not answer with JSON."
+            self.refusal = Refusal(message, reason="engine_error")
+        if self.refusal is not None:
+            self.status, self.body = self.refusal.status, bytearray(error_body(self.refusal))
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it is a line of the output, and not of the errors."""
+        return self.refusal is None and self.status == 200
+
+    def verdict(self) -> Verdict:
+        """What the try came to."""
+        refusal, status = self.refusal, self.status
+        if refusal is None or (status < 500 and status != 429):
+            return "ended"
+        if refusal.reason == "evicted":
+            return "later"
+        attempts = () if self.record is None else self.record.attempts
+        broke = status not in {429, 503} and not attempts  # the gateway itself
+        return "again" if broke or not _HARMLESS.issuperset(a.result for a in attempts) else "later"
 
 
-class _Request(msgspec.Struct):
-    """What a line of an input file says."""
-
-    custom_id: str
-    body: msgspec.Raw
+_item: Final = msgspec.json.Decoder(Item).decode
 
 
-_request: Final = msgspec.json.Decoder(_Request).decode
-
-
-def read_lines(first: int, lines: Iterable[bytes], done: "Done") -> list[Item]:
-    """The items in lines of a validated file, from line `first` on, that are not done."""
+def read_items(lines: Iterable[bytes], first: int, done: bytes | bytearray) -> list[Item]:
+    """The requests, counted from `first`, in lines of a validated file, but for those `done`."""
     items = []
-    for line, text in enumerate(lines, first):
-        if line not in done and text.strip():
+    for index, text in enumerate(lines, first):
+        if index >= len(done) or not done[index]:
             try:
-                request = _request(text)
+                item = _item(text)
             except msgspec.DecodeError:  # not as it was validated: the pipeline refuses it
-                request = _Request("", msgspec.Raw(text))
-            items.append(Item(line, request.custom_id, bytes(request.body)))
+                item = Item(body=msgspec.Raw(text))
+            item.index = index
+            items.append(item)
     return items
+
+
+def mark(done: bytearray, packed: bytes) -> None:
+    """Note in `done`, a byte for each item, those of a part (`Output.files["idx"]`)."""
+    indices = np.frombuffer(packed, "<u4")
+    if len(indices):
+        done.extend(bytes(max(0, int(indices.max()) + 1 - len(done))))
+        np.frombuffer(done, np.uint8)[indices] = 1
 
 
 def by_prefix(item: Item) -> bytes:
     """The sort key of an item: the beginning of its body, so that shared prefixes go together."""
-    return item.body[:_KEY_BYTES]
-
-
-class Done:
-    """Which items have a line in the output or the errors: a bit each."""
-
-    def __init__(self) -> None:
-        self._bits = bytearray()
-
-    def __contains__(self, line: int) -> bool:
-        byte = line >> 3
-        return byte < len(self._bits) and bool(self._bits[byte] >> (line & 7) & 1)
-
-    def add(self, packed: bytes) -> None:
-        """Those of a part, as `Output.packed` has them."""
-        lines = array("I")
-        lines.frombytes(packed)
-        for line in lines:
-            missing = (line >> 3) + 1 - len(self._bits)
-            if missing > 0:
-                self._bits.extend(bytes(missing))
-            self._bits[line >> 3] |= 1 << (line & 7)
-
-
-def verdict(answer: Answer) -> Verdict:
-    """What a try came to."""
-    refusal, status = answer.refusal, answer.status
-    if refusal is None:
-        return "answered" if status == 200 else "failed"
-    if refusal.reason == "evicted":
-        return "later"
-    if status in {401, 403}:
-        return "no_right"
-    if status < 500 and status != 429:
-        return "failed"
-    attempts = () if answer.record is None else answer.record.attempts
-    broke = status not in {429, 503} and not attempts  # the gateway itself
-    return "again" if broke or not _HARMLESS.issuperset(a.result for a in attempts) else "later"
-
-
-_HARMLESS: Final = frozenset({"busy", "connect", "frozen", "local", "not_served"})
-"""Results of attempts that no engine answered."""
+    return bytes(memoryview(item.body)[:_KEY_BYTES])
 
 
 def part_every_s(elapsed_s: float) -> float:
@@ -128,80 +146,60 @@ class Output:
     """Lines that wait to become a part."""
 
     def __init__(self) -> None:
-        self._items = array("I")
-        self._lines: dict[str, list[bytes]] = {"out": [], "err": []}
-        self.usage: list[bytes] = []
-        """Lines for the ledger."""
-        self.bytes = 0
+        self.files = {suffix: bytearray() for suffix in ("out", "err", "idx", "use")}
+        """Of the part, by suffix: output, errors, which items, and lines for a ledger."""
         self.slot_s = 0.0
         """Seconds in which items held slots, tries that failed included."""
-        self._input = self._cached = self._generated = 0
+        self._counts = Counter[str]()
 
-    def __len__(self) -> int:
-        return len(self._items)
+    @property
+    def size(self) -> int:
+        """Bytes of its output and its errors; 0 of an empty one."""
+        return len(self.files["out"]) + len(self.files["err"])
 
-    def packed(self) -> bytes:
-        """Which items these are."""
-        return self._items.tobytes()
-
-    def files(self) -> dict[str, bytes]:
-        """What is stored of the part, by suffix; `use` is its usage."""
-        files = {suffix: b"".join(lines) for suffix, lines in self._lines.items()}
-        files |= {"idx": self.packed(), "use": b"\n".join(self.usage)}
-        return {suffix: data for suffix, data in files.items() if data}
-
-    def part(self, *, epoch: int, number: int, unposted: str) -> Part:
-        """Its record; `unposted`: the ledger that has to get its usage."""
-        out, err = self._lines["out"], self._lines["err"]
+    def part(self, *, epoch: int, number: int, ledger: str) -> Part:
+        """Its record; `ledger` has to get its usage."""
         return Part(
             epoch=epoch,
             number=number,
-            lines=len(out),
-            bytes=sum(map(len, out)),
-            error_lines=len(err),
-            error_bytes=sum(map(len, err)),
-            input_tokens=self._input,
-            cached_tokens=self._cached,
-            output_tokens=self._generated,
+            bytes=len(self.files["out"]),
+            error_bytes=len(self.files["err"]),
             slot_s=self.slot_s,
-            unposted=unposted if self.usage else "",
+            unposted=ledger if self.files["use"] else "",
+            **self._counts,
         )
 
-    def take(self, batch: Batch, item: Item, answer: Answer) -> None:
+    def take(self, batch: Batch, item: Item, answer: Answer, usage: UsageLine | None) -> None:
         """Take an item's answer; into the errors if it is one."""
         body = answer.body
         if b"\n" in body or b"\r" in body:  # only between members: strings hold none
             body = body.replace(b"\n", b" ").replace(b"\r", b" ")
         request_id = orjson.dumps(answer.request_id)
         response = b'{"status_code":%d,"request_id":%b,"body":%b}'
-        suffix = "out" if verdict(answer) == "answered" else "err"
+        suffix = "out" if answer.is_good else "err"
         self._add(suffix, batch, item, response % (answer.status, request_id, body), b"null")
         if answer.record is not None:
-            usage = answer.record.usage
-            self._input += usage.prompt_tokens or 0
-            self._cached += usage.cached_tokens or 0
-            self._generated += usage.completion_tokens or 0
+            used = answer.record.usage
+            self._counts["input_tokens"] += used.prompt_tokens or 0
+            self._counts["cached_tokens"] += used.cached_tokens or 0
+            self._counts["output_tokens"] += used.completion_tokens or 0
+        if usage is not None:
+            self.files["use"] += msgspec.json.encode(usage) + b"\n"
 
     def expire(self, batch: Batch, item: Item) -> None:
         """Take an item that was not done within the window."""
         self._add("err", batch, item, b"null", _EXPIRED)
 
     def _add(self, suffix: str, batch: Batch, item: Item, response: bytes, error: bytes) -> None:
-        line = b'{"id":"batch_req_%b_%d","custom_id":%b,"response":%b,"error":%b}\n' % (
-            batch.id.removeprefix("batch_").encode(),
-            item.line,
-            orjson.dumps(item.custom_id),
-            response,
-            error,
+        self.files[suffix] += (
+            b'{"id":"batch_req_%b_%d","custom_id":%b,"response":%b,"error":%b}\n'
+            % (
+                batch.id.removeprefix("batch_").encode(),
+                item.index,
+                orjson.dumps(item.custom_id),
+                response,
+                error,
+            )
         )
-        self._lines[suffix].append(line)
-        self._items.append(item.line)
-        self.bytes += len(line)
-
-
-_EXPIRED: Final = orjson.dumps(
-    {
-        "code": "batch_expired",
-        "message": "This request could not be executed before the completion window expired.",
-    }
-)
+        self.files["idx"] += item.index.to_bytes(4, "little")
+        self._counts["lines" if suffix == "out" else "error_lines"] += 1

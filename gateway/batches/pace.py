@@ -30,18 +30,14 @@ class Pace:
         if running + 1 >= self._limit / 2:  # else it is not what holds them back
             self._limit += 1.0 if self._limit < self._calm else 1.0 / self._limit
 
-    def refused(self, sent_s: float, now_s: float, wait_s: float | None) -> None:
-        """An item that was sent at `sent_s` has to come later; `wait_s`: least wait."""
+    def refused(self, sent_s: float, now_s: float) -> None:
+        """An item that was sent at `sent_s` has to come later."""
         if sent_s >= self._less_s:  # all that were in flight together count as one
             self._limit = self._calm = max(1.0, self._limit * _LESS)
             self._less_s = now_s
             self._refusals += 1
-        backoff_s = _REFUSED_S * 4.0 ** min(self._refusals, 8)
-        self._until_s = max(self._until_s, now_s + min(_MOST_S, max(backoff_s, wait_s or 0.0)))
-
-    def wait_s(self, now_s: float) -> float:
-        """Seconds until any may go."""
-        return max(0.0, self._until_s - now_s)
+        backoff_s = min(_MOST_S, _REFUSED_S * 4.0 ** min(self._refusals, 8))
+        self._until_s = max(self._until_s, now_s + backoff_s)
 
     def room(self, running: int, now_s: float) -> int:
         """How many more may go now."""

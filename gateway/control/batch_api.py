@@ -20,14 +20,21 @@ from gateway.http.body_bytes import BodyBytes, Share
 from gateway.http.problems import json_response
 from gateway.payload.head import read_head
 from gateway.payload.schema import undecodable
-from gateway.records.batch import ENDED, OUTPUTS, Batch, Promise, StoredFile, output_id
+from gateway.records.batch import (
+    ENDED,
+    OUTPUTS,
+    Batch,
+    Promise,
+    Status,
+    StoredFile,
+    output_id,
+)
 from gateway.records.request import Principal
 from gateway.records.usage import NANO
 
 _RANGE: Final = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
-_TIMES: Final = (
-    *("created", "in_progress", "expires", "finalizing", "completed", "failed", "expired"),
-    *("cancelling", "cancelled"),
+_STATES: Final[tuple[Status, ...]] = (
+    *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
 )
 _decode: Final = msgspec.json.Decoder(BatchRequest).decode
 
@@ -56,7 +63,6 @@ def _file_routes(app: APIRouter, batches: BatchService, principal: Any, bodies: 
     @app.post("/v1/files")
     async def upload(request: Request, own: Principal = principal) -> Response:
         """Upload a file of requests: a form with the fields `purpose` (batch) and `file`."""
-        batches.check_length(int(request.headers.get("content-length", 0)))
         share = Share(bodies, own.tenant)
         kind = request.headers.get("content-type", "")
         try:
@@ -82,7 +88,7 @@ def _file_routes(app: APIRouter, batches: BatchService, principal: Any, bodies: 
     @app.get("/v1/files/{name}")
     async def file(name: str, own: Principal = principal) -> Response:
         """One file."""
-        return json_response(_file((await batches.file(own.tenant, name))[0]))
+        return json_response(_file((await batches.own(StoredFile, own.tenant, name))[0]))
 
     @app.delete("/v1/files/{name}")
     async def delete(name: str, own: Principal = principal) -> Response:
@@ -93,7 +99,7 @@ def _file_routes(app: APIRouter, batches: BatchService, principal: Any, bodies: 
     @app.api_route("/v1/files/{name}/content", methods=["GET", "HEAD"])
     async def content(name: str, request: Request, own: Principal = principal) -> Response:
         """The bytes of a file, or a range of them."""
-        stored, _ = await batches.file(own.tenant, name)
+        stored, _ = await batches.own(StoredFile, own.tenant, name)
         asked = _range(request.headers.get("range", ""), stored.bytes)
         start, end = asked or (0, stored.bytes)
         headers = {"content-length": str(end - start), "accept-ranges": "bytes"}
@@ -129,7 +135,7 @@ def _batch_routes(app: APIRouter, batches: BatchService, principal: Any) -> None
     @app.get("/v1/batches/{name}")
     async def retrieve(name: str, own: Principal = principal) -> Response:
         """One batch."""
-        return json_response(batch_object((await batches.batch(own.tenant, name))[0]))
+        return json_response(batch_object((await batches.own(Batch, own.tenant, name))[0]))
 
     @app.post("/v1/batches/{name}/cancel")
     async def cancel(name: str, own: Principal = principal) -> Response:
@@ -159,7 +165,9 @@ def batch_object(batch: Batch) -> dict[str, Any]:
         "status": batch.status,
         "output_file_id": output,
         "error_file_id": error,
-        **{f"{name}_at": getattr(batch, f"{name}_unix_s") for name in _TIMES},
+        "created_at": batch.created_unix_s,
+        "expires_at": batch.expires_unix_s,
+        **{f"{state}_at": batch.reached_unix_s.get(state) for state in _STATES},
         "request_counts": {n: getattr(batch, n) for n in ("total", "completed", "failed")},
         "usage": {
             "input_tokens": read,

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from gateway.records.record import Document, Record
 
 Purpose = Literal["batch", "batch_output"]
@@ -18,6 +20,8 @@ Status = Literal[
 ]
 ENDED: Final[frozenset[Status]] = frozenset({"failed", "completed", "expired", "cancelled"})
 """A batch of these states changes no more."""
+LATE_S: Final = 7 * 86_400
+"""How long a batch runs beyond its window that was accepted although it may be late."""
 OUTPUTS: Final = ("out", "err")
 """Output lines and error lines: the suffixes of their parts."""
 
@@ -64,6 +68,7 @@ class Part(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     epoch: int
     number: int
+    """Its place among the batch's parts."""
     lines: int = 0
     bytes: int = 0
     """Of its output lines."""
@@ -108,7 +113,6 @@ class Batch(Document, frozen=True, kw_only=True, omit_defaults=True):
     input_file: str
     completion_window: str
     """As it was asked for, such as 24h."""
-    window_s: int
     metadata: Mapping[str, str] | None = None
     keep_s: int = 30 * 86_400
     """How long the files of its output are kept."""
@@ -117,16 +121,9 @@ class Batch(Document, frozen=True, kw_only=True, omit_defaults=True):
     created_unix_s: int
     expires_unix_s: int
     """The window's end."""
-    in_progress_unix_s: int | None = None
-    finalizing_unix_s: int | None = None
-    completed_unix_s: int | None = None
-    failed_unix_s: int | None = None
-    expired_unix_s: int | None = None
-    cancelling_unix_s: int | None = None
-    cancelled_unix_s: int | None = None
+    reached_unix_s: Mapping[Status, int] = {}
+    """When it came to each of its states."""
     total: int = 0
-    completed: int = 0
-    failed: int = 0
     problems: tuple[LineProblem, ...] = ()
     """Why it failed."""
     owner: str = ""
@@ -139,9 +136,19 @@ class Batch(Document, frozen=True, kw_only=True, omit_defaults=True):
     forecast: Promise | None = None
     """As it stands now."""
     planned_slot_s: float = 0.0
-    """The same of all its items, as expected when it was created."""
+    """`Part.slot_s` of all its items, as expected when it was created."""
     message: str = ""
     """Why it waits, in words."""
+
+    @property
+    def completed(self) -> int:
+        """Items that have a line in the output."""
+        return sum(part.lines for part in self.parts)
+
+    @property
+    def failed(self) -> int:
+        """Items that have a line in the errors."""
+        return sum(part.error_lines for part in self.parts)
 
     @property
     def promised_by_unix_s(self) -> int | None:
@@ -161,6 +168,26 @@ class Batch(Document, frozen=True, kw_only=True, omit_defaults=True):
     def is_open(self) -> bool:
         """Whether it has to be run, or its usage to be posted."""
         return self.status not in ENDED or any(part.unposted for part in self.parts)
+
+    def is_over(self, now_unix_s: float) -> bool:
+        """Whether it is cancelled, or its time is over, whatever is left of it."""
+        ends_unix_s = self.expires_unix_s + (LATE_S if self.accept_late else 0)
+        return self.status == "cancelling" or now_unix_s >= ends_unix_s
+
+    def moved(self, status: Status, now_unix_s: float, message: str = "") -> "Batch":
+        """It in another state from now on."""
+        reached = {**self.reached_unix_s, status: int(now_unix_s)}
+        return replace(self, status=status, reached_unix_s=reached, message=message)
+
+    def with_part(self, part: Part) -> "Batch":
+        """It with one part more, which it may have already."""
+        there = len(self.parts) > part.number
+        return self if there else replace(self, parts=(*self.parts, part))
+
+    def posted(self, part: Part) -> "Batch":
+        """It with no usage of this part to post any more."""
+        parts = [replace(p, unposted="") if p == part else p for p in self.parts]
+        return replace(self, parts=tuple(parts))
 
     def output_bytes(self, suffix: str) -> int:
         """Length of its output (out) or its errors (err) so far."""
@@ -194,7 +221,7 @@ class BatchItem(Record, frozen=True, kw_only=True):
     batch: str
     custom_id: str
     index: int
-    """Of its line in the input file, from 0."""
+    """Among the requests of its input file, from 0."""
     urgent: bool = False
     """Its batch's promised time is near: it goes with its entitlement's own terms."""
 

@@ -217,7 +217,7 @@ def _item(item: BatchItem | None) -> str:
     if item is None:
         return ""
     terms = "as its promised time is near" if item.urgent else "which gets leftover capacity only"
-    return f" It was line {grouped(item.index + 1)} of the batch {item.batch}, {terms}."
+    return f" It was request {grouped(item.index + 1)} of the batch {item.batch}, {terms}."
 
 
 def _estimate(record: DecisionRecord) -> str:

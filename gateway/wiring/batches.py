@@ -10,9 +10,11 @@ import msgspec
 from gateway.background_task import BackgroundTasks, PeriodicTask
 from gateway.batches.contents import Contents
 from gateway.batches.forecaster import Forecaster
+from gateway.batches.intake import Bounds
+from gateway.batches.rights import BatchModels
 from gateway.batches.run import Around
 from gateway.batches.runner import Runner
-from gateway.batches.service import TEND_S, BatchService, Bounds
+from gateway.batches.service import TEND_S, BatchService
 from gateway.http.problems import error_body
 from gateway.metrics import Metrics
 from gateway.pipeline.pipeline import Pipeline
@@ -64,9 +66,11 @@ class Batches:
             wall_clock=wall_clock,
             request_log=config.request_log.path,
         )
+        models = BatchModels(served.by_name, served.splits)
         around = Around(
             pipeline=pipeline,
             keyring=keyring,
+            models=models,
             store=self._store,
             contents=self._contents,
             export=export,
@@ -77,10 +81,9 @@ class Batches:
             wall_clock=wall_clock,
             owner=secrets.token_hex(8),
             currency=config.currency,
-            forecast=self._forecaster.forecast,
-            learn=self._forecaster.learn,
+            forecaster=self._forecaster,
         )
-        self.runner = Runner(around, served.by_name, served.splits, draining)
+        self.runner = Runner(around, draining)
         self.service = BatchService(
             self._store,
             self._contents,
@@ -91,8 +94,7 @@ class Batches:
                 max_open=section.max_open,
                 keep_s=section.keep_days * 86_400,
             ),
-            models=served.by_name,
-            splits=served.splits,
+            models=models,
             wall_clock=wall_clock,
             promise=self._forecaster.promise,
             poke=self.runner.poke,

@@ -213,9 +213,9 @@ def test_the_bounds_of_files_are_told_and_nothing_more_is_kept(fleet: Fleet, fol
         with pytest.raises(openai.RateLimitError, match="4 files"):
             upload(client, line(1))
         client.files.delete(client.files.list().data[0].id)
-        with pytest.raises(openai.BadRequestError, match="purpose 'batch'"):
+        with pytest.raises(openai.BadRequestError, match="purpose"):
             client.files.create(file=b"x", purpose="vision")
-        with pytest.raises(openai.BadRequestError, match="3600 or more"):
+        with pytest.raises(openai.BadRequestError, match="3600"):
             upload(client, line(1), expires_after={"anchor": "created_at", "seconds": 60})
         assert len(sorted(folder.iterdir())) == len(before) - 1
 
@@ -329,13 +329,10 @@ def test_the_command_fetches_what_a_batch_wrote(fleet: Fleet, folder: Path, tmp_
         model=MODEL,
         input_file="",
         completion_window="1h",
-        window_s=3600,
         status="completed",
         created_unix_s=int(time.time()),
         expires_unix_s=int(time.time()) + 3600,
         total=3,
-        completed=2,
-        failed=1,
         parts=(part,),
     )
 

@@ -8,6 +8,7 @@ import msgspec
 import orjson
 
 from gateway.batches.contents import ContentGone
+from gateway.batches.rights import BatchModels
 from gateway.batches.run import Around
 from gateway.batches.runner import Runner
 from gateway.errors import StateFailure
@@ -118,7 +119,6 @@ class World:
             "model": "m",
             "input_file": file.id,
             "completion_window": "1h",
-            "window_s": window_s,
             "created_unix_s": 0,
             "expires_unix_s": window_s,
             "total": items,
@@ -179,11 +179,6 @@ class Process:
         self.draining = False
         ids = iter(range(1 << 30))
 
-        async def forecast(batch: Batch) -> Promise | None:
-            return batch.forecast
-
-        async def learn(_: Batch) -> None: ...
-
         keyring = keyring or Keyring()
         self.pipeline = Pipeline(
             models={"m": self.served},
@@ -199,6 +194,7 @@ class Process:
             Around(
                 pipeline=self.pipeline,
                 keyring=keyring,
+                models=BatchModels({"m": self.served}, {}),
                 store=self,  # type: ignore[arg-type]
                 contents=self,  # type: ignore[arg-type]
                 export=self,  # type: ignore[arg-type]
@@ -209,11 +205,8 @@ class Process:
                 wall_clock=clock,
                 owner=name,
                 currency="",
-                forecast=forecast,
-                learn=learn,
+                forecaster=self,  # type: ignore[arg-type]
             ),
-            {"m": self.served},
-            {},
             lambda: self.draining,
         )
 
@@ -273,6 +266,13 @@ class Process:
             self.world.contents.pop(name, None)
 
         await self.faults.around(work)
+
+    # -- the forecaster
+
+    async def forecast(self, batch: Batch) -> Promise | None:
+        return batch.forecast
+
+    async def learn(self, _: Batch) -> None: ...
 
     # -- the ledger
 

@@ -76,7 +76,6 @@ class World:
             model="alias",
             input_file="file-1",
             completion_window=f"{window_s // 60}m",
-            window_s=window_s,
             created_unix_s=now,
             expires_unix_s=now + window_s,
             total=items,
@@ -135,7 +134,7 @@ async def test_batches_before_it_make_a_batch_later_until_they_are_done(store: D
     assert behind.promise is not None
     now = alone.created_unix_s
     assert behind.promise.finish_p50_unix_s - now > 1.5 * (alone.promise.finish_p50_unix_s - now)
-    done = replace(first, completed=990, parts=(Part(epoch=1, number=0, slot_s=3000.0),))
+    done = replace(first, parts=(Part(epoch=1, number=0, lines=990, slot_s=3000.0),))
     await store.put(done, version)
     nearly = await world.forecaster.forecast(behind)
     assert nearly is not None
@@ -171,7 +170,7 @@ async def test_a_batch_teaches_what_its_work_was(store: Documents) -> None:
     planned = await world.forecaster.promise(world.batch(86_400), file())
     took = (Part(epoch=1, number=0, slot_s=2.0 * planned.planned_slot_s),)
     for _ in range(30):
-        await world.forecaster.learn(replace(planned, completed=1000, parts=took))
+        await world.forecaster.learn(replace(planned, parts=took))
     again = await world.forecaster.promise(world.batch(86_400), file())
     assert planned.promise is not None
     assert again.promise is not None

@@ -19,7 +19,7 @@ from gateway.batches.promise import (
     with_hour,
     work,
 )
-from gateway.records.batch import Batch, Promise
+from gateway.records.batch import Batch, Part, Promise
 
 HOUR = 40 * WEEK
 NOW = HOUR * HOUR_S + 1234.0
@@ -169,11 +169,10 @@ def test_a_batch_is_urgent_when_its_forecast_passes_its_promise() -> None:
             model="m",
             input_file="file-1",
             completion_window="1h",
-            window_s=3600,
             created_unix_s=0,
             expires_unix_s=3600,
             total=100,
-            completed=50,
+            parts=(Part(epoch=1, number=0, lines=50),),
             **more,
         )
 

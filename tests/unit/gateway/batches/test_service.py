@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from gateway.batches.contents import UNFINISHED, Contents
-from gateway.batches.service import UPLOAD_S, BatchRequest, BatchService, Bounds, window_of
+from gateway.batches.intake import Bounds
+from gateway.batches.rights import BatchModels
+from gateway.batches.service import UPLOAD_S, BatchRequest, BatchService
 from gateway.errors import BadRequest, NotFound
 from gateway.records.batch import Batch, Part, StoredFile
 from gateway.records.request import Principal
@@ -47,7 +49,7 @@ class Place:
         bounds = Bounds(
             max_file_bytes=1 << 20, max_line_bytes=1 << 10, max_files=9, max_open=9, keep_s=MONTH_S
         )
-        about = {"models": {}, "splits": {}, **more}
+        about = {"models": BatchModels({}, {}), **more}
         return BatchService(self.store, self.contents, bounds, wall_clock=clock, **about)
 
     def names(self) -> set[str]:
@@ -81,7 +83,6 @@ def batch_of(number: int, **more: object) -> Batch:
         "model": "m",
         "input_file": "",
         "completion_window": "1h",
-        "window_s": 3600,
         "status": "completed",
         "created_unix_s": NOW_S,
         "expires_unix_s": NOW_S + 3600,
@@ -98,7 +99,7 @@ async def test_a_file_goes_when_it_expires_unless_a_batch_reads_it(place: Place)
     clock.now_s += 30 * DAY_S
     for stored in (free, read):
         with pytest.raises(NotFound):
-            await service.file("t", stored.id)
+            await service.own(StoredFile, "t", stored.id)
     await service.tend()
     assert await place.store.get(StoredFile, free.id) is None
     assert place.names() == {read.id}
@@ -159,7 +160,7 @@ async def test_what_a_killed_process_left_of_an_upload_goes_after_a_day(place: P
     for later_s in (UPLOAD_S - 60, 120):
         assert place.names() > strangers
         with pytest.raises(NotFound):
-            await service.file("t", name.removesuffix(UNFINISHED))
+            await service.own(StoredFile, "t", name.removesuffix(UNFINISHED))
         clock.now_s += later_s
         await service.tend()
     assert place.names() == strangers
@@ -170,14 +171,21 @@ async def test_what_a_killed_process_left_of_an_upload_goes_after_a_day(place: P
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("24h", 86_400), ("90m", 5400), ("30d", 30 * DAY_S)])
-def test_a_window_is_any_duration(text: str, seconds: int) -> None:
-    assert window_of(text) == seconds
+async def test_a_window_is_any_duration(place: Place, text: str, seconds: int) -> None:
+    service = place.service(Clock())
+    stored = await uploaded(service)
+    asked = {"input_file_id": stored.id, "endpoint": "/v1/embeddings", "completion_window": text}
+    batch = await service.create(WHO, msgspec.convert(asked, BatchRequest), None)
+    assert batch.expires_unix_s - batch.created_unix_s == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "0h", "1", "1s", "-1h", "31d", "999999h", "1h ", "1.5h"])
-def test_another_window_is_refused(text: str) -> None:
-    with pytest.raises(BadRequest):
-        window_of(text)
+@pytest.mark.parametrize("text", ["", "h", "0h", "1", "1s", "-1h", "31d", "999999h", "1h ", "1h\n"])
+async def test_another_window_is_refused(place: Place, text: str) -> None:
+    service = place.service(Clock())
+    stored = await uploaded(service)
+    asked = {"input_file_id": stored.id, "endpoint": "/v1/embeddings", "completion_window": text}
+    with pytest.raises((BadRequest, msgspec.ValidationError)):
+        await service.create(WHO, msgspec.convert(asked, BatchRequest), None)
 
 
 async def test_a_tenants_ended_batches_are_bounded(
@@ -224,8 +232,10 @@ async def test_items_of_a_split_alias_use_each_models_own_entitlement(
     """Unless the client names one, or its token does: that opens what the batch was made with."""
     service = place.service(
         Clock(),
-        models={name: served_model(name=name) for name in ("m1", "m2")},
-        splits={"m": SplitAlias("m", {"m1": 1, "m2": 1})},
+        models=BatchModels(
+            {name: served_model(name=name) for name in ("m1", "m2")},
+            {"m": SplitAlias("m", {"m1": 1, "m2": 1})},
+        ),
     )
     stored = await uploaded(service)
     request = BatchRequest(input_file_id=stored.id, endpoint="/v1/completions")
