@@ -13,7 +13,7 @@ import msgspec
 from gateway.admission.denials import limit_lines, title
 from gateway.errors import Told
 from gateway.fleet.fleet import PoolState
-from gateway.fleet.model_runtime import ModelRuntime, Phases, Pool, Prefix
+from gateway.fleet.model_runtime import ModelRuntime, Phases, Prefix, PrefixEntry
 from gateway.metrics import UNTIMED, StageTimer
 from gateway.pipeline.forward import Relay
 from gateway.pipeline.plan import Asked
@@ -24,8 +24,7 @@ from gateway.records.lease import Lease
 from gateway.records.request import BodyFacts, Incoming, Principal, Prompt
 from gateway.routing.retry import Fault, Harm
 from gateway.scheduling.outlook import Forecast, Outlook
-from gateway.scheduling.prefix_index import ExpectedHit, PrefixIndex
-from gateway.scheduling.scheduler import Job, Points, Scheduler
+from gateway.scheduling.scheduler import Job, Scheduler
 
 _T = TypeVar("_T")
 
@@ -89,61 +88,6 @@ class Sending(NamedTuple):
     plan: Plan
     prefix: Prefix
     """Who holds which beginning of the prompt."""
-
-
-class PrefixEntry:
-    """A request's entry in the prefix index of the pool where it is bound.
-
-    Made when it is bound, not when it is sent: requests that arrive while it waits would
-    otherwise not know of it and scatter one prompt over all workers. Withdrawn when it is not
-    served there.
-    """
-
-    __slots__ = ("_index", "_points", "_tokens_per_byte", "_worker", "expected", "session")
-
-    def __init__(self, points: Points) -> None:
-        self._points = points
-        self._index: PrefixIndex | None = None
-        """Where it is entered, and of which worker."""
-        self._worker = -1
-        self._tokens_per_byte = 1.0
-        self.session = ""
-        """Names it in the events of its engine; "" where none are heard."""
-        self.expected: ExpectedHit | None = None
-        """The part of the prompt that the worker was expected to have cached."""
-
-    def enter(self, pool: Pool, job: Job) -> None:
-        """The job is bound in the pool: enter the prompt, once for each worker."""
-        index, points = pool.prefixes, self._points
-        if self.expected is not None:
-            if self._index is index and self._worker == job.worker:
-                return
-            self.withdraw()
-        if index is None:
-            return
-        tokens_per_byte = job.prompt_tokens / points[-1][0]
-        expected = index.insert(points, job.worker, tokens_per_byte)
-        self._index, self._worker = index, job.worker
-        self._tokens_per_byte, self.expected = tokens_per_byte, expected
-        if job.worker in pool.notices:
-            self.session = pool.notices[job.worker].begin(points, tokens_per_byte)
-        if pool.gossip.has_listeners:
-            pool.gossip.sent(points, job.worker, tokens_per_byte, expected.hit_tokens)
-
-    def withdraw(self) -> None:
-        """It gets no first token there, so the worker does not hold the prompt. Idempotent."""
-        self.session, expected, self.expected = "", self.expected, None
-        if expected is not None and self._index is not None:
-            self._index.withdraw(self._points, self._worker, expected, self._tokens_per_byte)
-
-    def correct(self, pool: Pool, worker: int, reported: Usage | None) -> None:
-        """What the worker was expected to hold of the prompt, against what it says it held."""
-        if self.expected is None or reported is None or reported.source != "engine":
-            return
-        if reported.cached_reported:
-            pool.reports_cached.add(worker)
-        if pool.prefixes is not None and worker in pool.reports_cached:
-            pool.prefixes.correct(worker, self.expected, reported.cached_tokens)
 
 
 class Attempts:
