@@ -162,6 +162,7 @@ def own_decision(ring: DecisionRing, request_id: str, tenant: str) -> bytes | No
         record,
         attempts=(),  # other workers' names and faults
         scheduling=NO_SCHEDULING,  # other workers' scores and load
+        request=msgspec.structs.replace(record.request, prompt_digests=()),  # under our key
         prefill=msgspec.structs.replace(
             record.prefill, candidates=(), predicted_s=None, expected_hit_tokens=None
         ),

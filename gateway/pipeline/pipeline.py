@@ -77,6 +77,7 @@ class Pipeline:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         log_prompts: bool = False,
+        digest_key: bytes = b"",
         splits: Mapping[str, SplitAlias] | None = None,
     ) -> None:
         """`models` by name and by alias, `splits` by name.
@@ -101,6 +102,7 @@ class Pipeline:
             clock=clock,
             wall_clock=wall_clock,
             log_prompts=log_prompts,
+            digest_key=digest_key,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._newest_s = -inf

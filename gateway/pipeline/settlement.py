@@ -58,7 +58,7 @@ from gateway.records.lease import Lease
 from gateway.records.request import Measure
 from gateway.records.usage import cost_nano
 from gateway.routing.routing import can_serve
-from gateway.scheduling.prefix_index import seed
+from gateway.scheduling.prefix_index import keyed_digests, seed
 
 TOGETHER_S: Final = 0.001
 """Requests that begin, or end, within so long of one another do so together."""
@@ -87,13 +87,16 @@ class Settler:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         log_prompts: bool,
+        digest_key: bytes = b"",
     ) -> None:
+        """`digest_key`: of prompts' digests in the records; empty for none."""
         self._store = store
         self._metrics = metrics
         self._records = records
         self._clock = clock
         self._wall_clock = wall_clock
         self._log_prompts = log_prompts
+        self._digest_key = digest_key
         self._ended: list[RequestProgress] = []
         """Settled, and not noted yet; in order."""
         self._newest_s = -inf
@@ -199,7 +202,7 @@ class Settler:
         if attempts is not None:
             lease = attempts.lease.current
             learn(attempts, progress.outcome, taught)
-        record = record_of(progress, prompts=self._log_prompts)
+        record = record_of(progress, prompts=self._log_prompts, digest_key=self._digest_key)
         count(self._metrics, record, progress.sent_estimate, progress.served, lease)
         if principal is not None and principal.slo_ms:
             met = slo_result(record, principal.slo_ms, admitted=lease is not None)
@@ -299,7 +302,9 @@ def _note_wait(attempts: Attempts, outcome: Outcome) -> None:
 # -- the decision record
 
 
-def record_of(progress: RequestProgress, *, prompts: bool) -> DecisionRecord:
+def record_of(
+    progress: RequestProgress, *, prompts: bool, digest_key: bytes = b""
+) -> DecisionRecord:
     """The request's line in the log; `prompts` where it shall hold the request's body."""
     incoming, facts, served = progress.incoming, progress.facts, progress.served
     principal, outcome, told = progress.principal, progress.outcome, progress.told
@@ -338,6 +343,9 @@ def record_of(progress: RequestProgress, *, prompts: bool) -> DecisionRecord:
             messages=measure.messages,
             media_parts=measure.media_parts,
             rag=measure.rag,
+            prompt_digests=()
+            if attempts is None or not digest_key or attempts.sending.prompt.only_pool is not None
+            else keyed_digests(attempts.sending.prefix.points, digest_key),
         ),
         estimate=NO_ESTIMATE
         if estimate is None

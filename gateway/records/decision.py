@@ -34,6 +34,9 @@ class RequestSection(Record, frozen=True, kw_only=True, omit_defaults=True):
     body_digest: int | None = None
     """32 bits, keyed by the process, of the end of the body (64 KiB): a retry of a refused request
     has the same."""
+    prompt_digests: tuple[tuple[int, int], ...] = ()
+    """(bytes, keyed digest) of beginnings of the prompt that others may share, ascending; the last
+    is the whole prompt."""
 
 
 class EstimateSection(Record, frozen=True, kw_only=True, omit_defaults=True):

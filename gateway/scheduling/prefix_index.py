@@ -18,7 +18,8 @@ Rules of digests:
   covers the first MAX_BYTES, the length and the last _TAIL_BYTES.
 - The hash is XXH3 with a secret seed that no client learns. It is not cryptographic: a client
   that finds collisions can only mislead the routing of prompts. Replicas that exchange digests
-  share one seed (`use_seed`) and send digests to nobody else.
+  share one seed (`use_seed`) and send digests to nobody else. The request log has them under a
+  key (`keyed_digests`).
 
 The index maps digest -> (bit mask of workers, stamp) in one dictionary with bounded entries.
 The mask is above the stamp, so that more workers need no change of the entries.
@@ -48,6 +49,7 @@ Rules:
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from sys import maxsize
 from typing import Final, NamedTuple
 
@@ -437,6 +439,27 @@ def _start(endpoint_name: str, salt: str, kwargs: bytes) -> int:
     name, tenant = endpoint_name.encode(), salt.encode()
     reported = b"%d %d %b%b%b" % (len(name), len(tenant), name, tenant, kwargs)
     return xxh3_64_intdigest(reported, _seed) >> 1
+
+
+MAX_LOGGED: Final = 16
+"""Most points of a prompt in the request log."""
+_BETWEEN: Final = frozenset(POSITIONS) - {512 << n for n in range(14)}
+"""The fixed positions that are no octaves."""
+
+
+def keyed_digests(points: Points, key: bytes) -> tuple[tuple[int, int], ...]:
+    """A prompt's points for the request log, under a key of at most 64 bytes.
+
+    Of more than MAX_LOGGED those at edges and octaves, the longest. Digests have 40 bits, and
+    without the key nobody can tell of a text whether it has one: XXH3 alone could be inverted.
+    """
+    if len(points) > MAX_LOGGED:
+        points = tuple([point for point in points if point[0] not in _BETWEEN][-MAX_LOGGED:])
+    keyed = []
+    for length, digest in points:
+        made = blake2b(digest.to_bytes(8, "big"), digest_size=5, key=key).digest()
+        keyed.append((length, int.from_bytes(made, "big")))
+    return tuple(keyed)
 
 
 def digests(data: bytes, edges: Iterable[int], start: int) -> Points:

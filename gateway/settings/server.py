@@ -380,6 +380,9 @@ class RequestLogConfig(Section):
     """File to append to; absent: no log."""
     prompts: Flag = False
     """Also record request bodies, which may be personal data."""
+    digests: Flag = True
+    """Also record keyed digests of prompts' beginnings: `sluice prove` needs them to simulate
+    prefix caches."""
 
 
 class UsageExportConfig(Section):

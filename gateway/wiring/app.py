@@ -49,7 +49,7 @@ from gateway.usage.ledger import Ledger, report
 from gateway.usage.report import FleetBill
 from gateway.usage.request_log import DecisionRing, Records, RequestLog
 from gateway.usage.usage_export import UsageExport
-from gateway.wiring.auth import role_keys
+from gateway.wiring.auth import digest_key, role_keys
 from gateway.wiring.batches import Batches
 from gateway.wiring.discovery import Discovery
 from gateway.wiring.models import Served, served_model
@@ -92,6 +92,7 @@ class Gateway:
         if config.request_log.path is not None:
             self.log = RequestLog(config.request_log.path, self.metrics)
             self.log.open()
+        self._digest_key = digest_key(config)
         self.pools = AdmissionRuntime(
             config,
             {m.name: m for m in self.models},
@@ -194,6 +195,7 @@ class Gateway:
             clock=self._clock,
             wall_clock=time.time,
             log_prompts=config.request_log.prompts,
+            digest_key=self._digest_key,
             splits=self.served.splits,
         )
         self.quoter = Quoter(

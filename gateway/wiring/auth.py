@@ -1,7 +1,8 @@
-"""Builds what checks tokens and admin keys. Part of the composition root."""
+"""Builds what checks tokens and admin keys, and a key that follows. In the composition root."""
 
 import hashlib
 import importlib
+import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from gateway.control.roles import NamedKey, Role, RoleKeys
 from gateway.metrics import Metrics
 from gateway.ports import TokenVerifier
 from gateway.records.tenancy import IssuerRules
+from gateway.scheduling.prefix_index import use_seed
 from gateway.settings import Config
 
 if TYPE_CHECKING:
@@ -59,3 +61,20 @@ def role_keys(config: Config, tokens: TokenVerifier | None) -> RoleKeys:
         tokens=tokens if by_claim else None,
         open_dashboard=server.open_dashboard,
     )
+
+
+def digest_key(config: Config) -> bytes:
+    """The key of prompts' digests in the request log; empty where it has none.
+
+    It follows from the admin key, as does the seed of all prefix digests, so that replicas and
+    restarts have the same; slowly, so that nobody tries admin keys on a log. Without one it is new.
+    """
+    log, admin_key = config.request_log, config.server.admin_key
+    if log.path is None or not log.digests:
+        return b""
+    if admin_key is None:
+        return secrets.token_bytes(32)
+    secret = admin_key.get_secret_value().encode()
+    derived = hashlib.scrypt(secret, salt=b"sluice prompt digests", n=1 << 14, r=8, p=1, dklen=40)
+    use_seed(int.from_bytes(derived[32:]))
+    return derived[:32]

@@ -21,7 +21,12 @@ from gateway.payload.head import digest_of
 from gateway.pipeline.quote import Quoter
 from gateway.ports import AccountView
 from gateway.records.attempt import Attempt
-from gateway.records.decision import AdmissionSection, DecisionRecord, SchedulingSection
+from gateway.records.decision import (
+    AdmissionSection,
+    DecisionRecord,
+    RequestSection,
+    SchedulingSection,
+)
 from gateway.records.entitlement import Entitlement
 from gateway.records.limit import Limit
 from gateway.records.request import Principal, RequestHead
@@ -76,6 +81,7 @@ def record(tenant: str, request_id: str = "r-1") -> DecisionRecord:
         pool="short",
         worker="w-own",
         prompt="the body",
+        request=RequestSection(body_bytes=900, prompt_digests=((888, 86753091),)),
         attempts=(Attempt(pool="short", worker="w-secret", result="connect"),),
         scheduling=SchedulingSection(candidates=(("w-secret", 3.0),), backlog_tokens=777),
         admission=AdmissionSection(
@@ -284,7 +290,7 @@ def test_its_own_request_is_told_with_its_story_and_nothing_of_other_workers() -
     assert (told["pool"], told["worker"]) == ("short", "w-own")
     assert told["admission"]["charge_tokens"] == 12
     assert told["story"][-1] == "The request was served; acme-prod was charged 12 tokens."
-    for secret in (b"w-secret", b"777", b"lease-secret", b"other", b"the body"):
+    for secret in (b"w-secret", b"777", b"lease-secret", b"other", b"the body", b"86753091"):
         assert secret not in found
 
 

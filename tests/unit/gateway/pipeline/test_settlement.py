@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.errors import Unavailable
-from gateway.fleet.model_runtime import ModelCompression, ModelRuntime
+from gateway.fleet.model_runtime import ModelCompression, ModelRuntime, Prefix
 from gateway.metrics import Metrics
 from gateway.payload.body import read_body
 from gateway.pipeline.forward import Relay
@@ -258,6 +258,19 @@ def test_the_body_is_recorded_only_where_it_shall_be() -> None:
     found = record_of(progress, prompts=False)
     assert (found.request.body_bytes, found.prompt) == (len(progress.incoming.body), None)
     assert record_of(progress, prompts=True).prompt == progress.incoming.body.decode()
+
+
+def test_a_prompt_s_digests_are_recorded_under_a_key_unless_it_was_cut() -> None:
+    def digests(prompt: Prompt | None, key: bytes) -> int:
+        progress = admitted(prompt=prompt)
+        assert progress.attempts is not None
+        sending = progress.attempts.sending
+        progress.attempts.prepare(sending._replace(prefix=Prefix(((500, 1), (900, 2)))))
+        record = record_of(progress, prompts=False, digest_key=key)
+        return len(record.request.prompt_digests)
+
+    assert (digests(None, b"key"), digests(None, b"")) == (2, 0)
+    assert digests(Prompt(body=b"{}", only_pool=0, kept_share=0.5), b"key") == 0
 
 
 def test_a_retry_has_the_fingerprint_of_its_first_attempt_and_another_body_has_not() -> None:

@@ -10,7 +10,14 @@ from msgspec import Raw
 
 from gateway.payload.members import by_name
 from gateway.scheduling import prefix_index as digests
-from gateway.scheduling.prefix_index import MAX_BYTES, MAX_POINTS, POSITIONS, points_of
+from gateway.scheduling.prefix_index import (
+    MAX_BYTES,
+    MAX_LOGGED,
+    MAX_POINTS,
+    POSITIONS,
+    keyed_digests,
+    points_of,
+)
 from gateway.scheduling.scheduler import Points
 
 WORDS = "It was the policy of the gateway to remember how every conversation began. "
@@ -191,3 +198,21 @@ def test_salt_and_template_settings_do_not_run_into_one_another() -> None:
         return digests.points_of("chat", members, 2000, salt)[0][1]
 
     assert len({first("a", b"bc"), first("ab", b"c"), first("", b"abc")}) == 3
+
+
+def test_the_log_gets_the_edges_and_the_octaves_of_a_long_prompt_under_its_key() -> None:
+    first = points(chat(WORDS * 300, WORDS * 20, "An answer.", *[WORDS] * 6))
+    assert len(first) > MAX_LOGGED
+    logged = keyed_digests(first, b"one key")
+    lengths = [length for length, _ in logged]
+    assert len(logged) <= MAX_LOGGED
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == first[-1][0]
+    edges = {length for length, _ in first} - set(POSITIONS)
+    assert edges <= set(lengths)
+    assert {2048, 4096, 8192, 16384} <= set(lengths)
+    # Only who has the key can tell which prompt it was.
+    assert logged == keyed_digests(first, b"one key")
+    others = {digest for _, digest in keyed_digests(first, b"another key")}
+    assert not {digest for _, digest in logged} & others
+    assert max(others) < 2**40
