@@ -28,6 +28,7 @@ class StatedValues(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     """K; if nobody states it, the most tokens seen resident."""
     block_tokens: int = 16
+    caches_prefixes: bool = False
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +53,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_profile(fit: Fit, told: StatedValues, limits: EngineLimits) -> EngineProfile:
-    """The fitted engine for the simulator and the mock; no prefix cache."""
+    """The fitted engine for the simulator and the mock; a prefix cache has all free blocks."""
     blocks = max(told.kv_tokens // told.block_tokens, -(-told.window_tokens // told.block_tokens))
     slots = limits.slots_used
     return EngineProfile(
@@ -70,7 +71,7 @@ def engine_profile(fit: Fit, told: StatedValues, limits: EngineLimits) -> Engine
         block_tokens=told.block_tokens,
         max_model_len=told.window_tokens,
         max_num_seqs=slots,
-        prefix_cache_tokens=0,
+        prefix_cache_tokens=None if told.caches_prefixes else 0,
     )
 
 

@@ -22,6 +22,7 @@ from gateway.records.decision import NO_COMPRESSION, CompressionSection
 from gateway.records.entitlement import OWN_LIMITS
 from planner.errors import PlanError
 from planner.readers.fields import FieldMap, recognised
+from simulator.pipeline.prompts import packed
 
 _COMPRESSION: Final = ("kept_share", "not_compressed", "when")
 
@@ -47,6 +48,8 @@ class Demanded(NamedTuple):
     """Of a prompt that another engine computed: until the first token of the one that answered."""
     key: str = ""
     """Name, or fingerprint, of the API key that it came with."""
+    digests: bytes = b""
+    """Of its prompt's beginnings, as `simulator.pipeline.prompts` packs them."""
 
     @property
     def measured(self) -> bool:
@@ -193,6 +196,7 @@ def _attempt(
         limited=outcome == "refused" and record.get("reason") in OWN_LIMITS,
         transfer_s=_optional(record, "prefill.transfer_s"),
         key=_name(record, "key" if fields.outcome else None),
+        digests=_digests(record, name, number),
     )
     if served and not request.measured:
         return None
@@ -206,6 +210,15 @@ def _attempt(
     key = (request.entitlement, int(digest), int(size or 0)) if digest is not None else None
     retry_s = _optional(record, "retry_after_s")
     return _Attempt(request, key, retry_s if isfinite(retry_s) else 0.0)
+
+
+def _digests(record: Mapping[str, Any], name: str, number: int) -> bytes:
+    given = record.get("request.prompt_digests", ())
+    try:
+        return packed(given)
+    except (TypeError, ValueError, OverflowError) as error:
+        problem = f"{name}, record {number}: request.prompt_digests: {error}"
+        raise PlanError(problem, "remove or mend the line") from None
 
 
 def _sent(compression: CompressionSection, tokens: float) -> float:

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from gateway.errors import ContextLengthExceeded
+from gateway.fleet.model_runtime import NO_PREFIX, Prefix, PrefixEntry
 from gateway.records.endpoint import CHAT
 from gateway.records.entitlement import Entitlement
 from gateway.records.estimate import LengthEstimate, Observation, Plan
@@ -21,8 +22,10 @@ from gateway.routing.routing import (
     fixed_tokens,
     has_room,
     lowered,
+    mostly_new,
     plan_pool,
     requested,
+    stay,
     window_plan,
 )
 from gateway.scheduling.scheduler import PRIORITY_CLASS, Job, Scheduler
@@ -38,7 +41,9 @@ class Flight:
 
     __slots__ = (
         "answered",
+        "cached_tokens",
         "compressed",
+        "entry",
         "estimate",
         "facts",
         "held",
@@ -52,6 +57,7 @@ class Flight:
         "pools",
         "prefill",
         "prefilled_s",
+        "prefix",
         "prompt_tokens",
         "scheduler",
         "tenant",
@@ -77,6 +83,11 @@ class Flight:
         """As engines count what is sent."""
         self.output_tokens = 0
         self.compressed = False
+        self.prefix: Prefix = NO_PREFIX
+        """Who holds which beginning of what is sent."""
+        self.entry: PrefixEntry | None = None
+        self.cached_tokens = 0
+        """Of its prompt, as the engine that computed it said."""
         self.job: Job | None = None
         self.scheduler: Scheduler | None = None
         self.where = (-1, -1)
@@ -115,6 +126,7 @@ class Intake:
         self._bytes: list[int] = requests.text_bytes.tolist()
         self._asked: list[int] = requests.asked_tokens.tolist()
         self._categories = requests.categories
+        self._shared = requests.prompts
         self.uncut: list[int] = []
         """Requests in the compression window that could not be cut."""
 
@@ -126,10 +138,16 @@ class Intake:
         flight.whole = flight.estimate = estimate = served.estimator.estimate(
             CHAT, flight.facts, flight.tenant.tenant, None, default
         )
+        flight.prefix = prefix = self._look_up(flight)
         try:
             planned = plan_pool(served.routing, estimate)
         except ContextLengthExceeded:
             return Refused(REFUSED_LENGTH)
+        if prefix.points and planned.pool:  # its conversation may be held elsewhere
+            held_in = stay(planned.pool, served.routing, estimate, prefix.hits())
+            if held_in is not None:
+                others = (planned.pool, *planned.alternates)
+                planned = Plan(pool=held_in, alternates=others, reason="prefix_held")
         flight.planned = planned.pool
         window = self._window(flight, planned, now_s)
         plan = planned if window is None else window_plan(planned, window)
@@ -167,11 +185,30 @@ class Intake:
             return
         flight.compressed = False
         flight.estimate, flight.prompt_tokens = flight.whole, self._prompts[flight.index]
+        flight.prefix = self._look_up(flight)
         flight.held = self._leases.resize(flight.index, flight.whole.cost_tokens, now_s)
+
+    def blocks(self, flight: Flight, block_tokens: int) -> tuple[int, ...]:
+        """Hashes of the blocks of what is sent; () where prefix caches are not simulated."""
+        if self._shared is None:
+            return ()
+        hashes = self._shared.blocks_of_cut if flight.compressed else self._shared.blocks
+        return hashes(flight.index, flight.prompt_tokens, block_tokens)
+
+    def _look_up(self, flight: Flight) -> Prefix:
+        served, shared = self._served, self._shared
+        points = shared.points(flight.index) if shared and served.scheduling.indexed else ()
+        if not points:
+            return NO_PREFIX
+        tokens_per_byte = flight.whole.input_tokens_total / points[-1][0]
+        return Prefix(points, served.fleet.pools, tokens_per_byte, served.fleet.phases)
 
     def learn(self, flight: Flight) -> None:
         """Teach the estimator what a served request turned out to be."""
         asked = flight.facts.cap_tokens
+        if self._served.compression is not None and not flight.compressed:
+            conversations = self._served.compression.conversations
+            conversations.remember(flight.tenant.tenant, flight.prefix.points)
         self._served.estimator.learn(
             Observation(
                 endpoint=CHAT.name,
@@ -211,6 +248,10 @@ class Intake:
             return None
         if rules.only_when_busy and has_room(self._served.fleet.pools[planned.pool], now_s):
             return None
+        if compression.conversations.continues(flight.tenant.tenant, flight.prefix.points):
+            return None
+        if not mostly_new(flight.estimate.input_tokens, flight.prefix.hits()):
+            return None
         found = compression_window_of(
             self._served.routing, rules, CHAT, flight.facts, flight.estimate, planned
         )
@@ -226,7 +267,7 @@ class Intake:
         cut = 1 - after / estimate.text_bytes
         possible = compression is not None and cut <= compression.rules.max_cut
         if self._lucky[flight.index] and possible:
-            flight.compressed = True
+            flight.compressed, flight.prefix = True, NO_PREFIX
             flight.estimate = lowered(estimate, flight.facts, after, None, window.budget_tokens)
             kept = 1 - max(0.0, cut)
             flight.prompt_tokens = max(1, round(flight.prompt_tokens * kept))

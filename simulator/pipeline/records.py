@@ -13,6 +13,7 @@ from gateway.records.request import Category
 from simulator.engine.profiles import EngineProfile
 from simulator.fleet.outcome import FleetOutcome
 from simulator.fleet.traffic import Floats, Ints, Random, Traffic
+from simulator.pipeline.prompts import SharedPrompts
 
 BYTES_PER_TOKEN: Final = 4.2
 SPREAD: Final = 0.12
@@ -60,6 +61,8 @@ class TenantTraffic(msgspec.Struct, frozen=True, kw_only=True):
     categories: Sequence[Category]
     compressible: Floats | None = None
     """p_c of prompts of its length; None: the gateway's."""
+    prompts: SharedPrompts | None = None
+    """What they share; None: not known, and prefix caches are not simulated."""
 
     def __len__(self) -> int:
         return len(self.traffic)

@@ -11,7 +11,8 @@ Clients may come back after a refusal, as OpenAI's do: after the wait that they 
 RETRY_S, doubled each time up to MOST_RETRY_S, less a random quarter at most. Times count from the
 first attempt.
 
-Not simulated: prefix caches (every prompt is new text), the gateway's own time, and what a
+Prefix caches are simulated where it is known what prompts share (`TenantTraffic.prompts`); else
+every prompt is new text. Answers are in no cache. Not simulated: the gateway's own time, and what a
 compressor takes.
 """
 

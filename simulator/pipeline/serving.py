@@ -8,6 +8,8 @@ from typing import Final, Literal
 import numpy as np
 
 from gateway.fleet import fleet
+from gateway.fleet.model_runtime import PrefixEntry
+from gateway.records.attempt import Usage
 from gateway.routing.routing import larger_pools
 from gateway.scheduling.fairness import newest_of_largest
 from gateway.scheduling.scheduler import Job
@@ -128,6 +130,9 @@ class Serving:
                 self.intake.uncompress(flight, now_s)
             job = self.intake.job_of(flight, now_s)
             job.excluded = excluded
+            if flight.prefix.points:
+                job.match = flight.prefix.match(place)
+                flight.entry = flight.entry or PrefixEntry(flight.prefix.points)
             if flight.prefill:
                 prior_s = 1 / self.gateway.kv_tokens_per_s
                 job.after_s = self.pools[pool].transfer.predict(job.prompt_tokens, prior_s)
@@ -135,6 +140,8 @@ class Serving:
             if job.state == "nowhere":
                 continue
             flight.job, flight.scheduler = job, scheduler
+            if flight.entry is not None:
+                flight.entry.enter(self.pools[place], job)
             if job.state == "waiting":
                 self.waiting[job] = flight
                 limit_s = self.served.scheduling.queue_timeout_s
@@ -182,8 +189,12 @@ class Serving:
             self.waiting.pop(job, None)
             if job.state == "nowhere":
                 flight.job = flight.scheduler = None
+                if flight.entry is not None:
+                    flight.entry.withdraw()
                 self.bind(flight, flight.pools, now_s)
             else:
+                if flight.entry is not None:  # its worker may be another than before
+                    flight.entry.enter(self.pools[flight.place], job)
                 self.send(flight, job.worker, now_s)
 
     def send(self, flight: Flight, worker: int, now_s: float) -> None:
@@ -215,12 +226,14 @@ class Serving:
         self._set_timer(flight.kv_s, "kv", flight)
 
     def _submit(self, flight: Flight, now_s: float) -> None:
+        block_tokens = self.gateway.profiles[flight.place].block_tokens
         request = EngineRequest(
             id=str(flight.index),
             prompt_tokens=flight.prompt_tokens,
             output_tokens=1 if flight.prefill else flight.output_tokens,
             remote=flight.kv_at is not None,
             hold=flight.prefill,
+            block_hashes=self.intake.blocks(flight, block_tokens),
         )
         self.engines.submit(flight.where, request, now_s)
 
@@ -244,6 +257,8 @@ class Serving:
         """Give the job back to its scheduler, which may send others."""
         job, scheduler = flight.job, flight.scheduler
         flight.job = flight.scheduler = None
+        if flight.entry is not None and not (answered or flight.answered):
+            flight.entry.withdraw()
         if job is not None and scheduler is not None:
             self.send_all(scheduler.finished(job, now_s, answered=answered), now_s)
 
@@ -255,6 +270,8 @@ class Serving:
         self._drop_kv(flight, now_s)
         if flight.answered:
             self.columns.end_s[index] = now_s
+        elif flight.entry is not None:
+            flight.entry.withdraw()
         self.leases.settle(index, None, now_s)
         del self.flights[index]
         if not flight.answered:
@@ -268,6 +285,7 @@ class Serving:
         if emission.index == 1:
             if flight.kv_at is None:
                 self.columns.start_s[index] = self.columns.sent_s[index] + emission.queue_s
+                flight.cached_tokens = emission.cached_tokens
             if not flight.prefill:
                 self.columns.first_s[index] = at_s
                 flight.answered = True
@@ -283,6 +301,8 @@ class Serving:
             self._prefilled(flight, at_s)
         elif emission.finished:
             self.columns.end_s[index] = at_s
+            if not flight.prefilled_s:
+                self._correct(flight)
             self._off_worker(flight)
             self.leases.settle(index, flight.prompt_tokens + flight.output_tokens, at_s)
             self.intake.learn(flight)
@@ -294,9 +314,23 @@ class Serving:
         flight.prefilled_s = self.columns.prefilled_s[flight.index] = at_s
         flight.kv_at, flight.kv_s = flight.where, at_s + KV_LEASE_S
         self._set_timer(flight.kv_s, "kv", flight)
+        self._correct(flight)
+        flight.entry = None
         self._off_worker(flight)
         self._release(flight, at_s, answered=True)
         self.bind(flight, (flight.held.pool,), at_s)
+
+    def _correct(self, flight: Flight) -> None:
+        """Teach the prefix index what the engine held of the prompt."""
+        if flight.entry is not None:
+            pool, worker = flight.where
+            reported = Usage(
+                prompt_tokens=flight.prompt_tokens,
+                completion_tokens=flight.output_tokens,
+                cached_tokens=flight.cached_tokens,
+                cached_reported=True,
+            )
+            flight.entry.correct(self.pools[pool], worker, reported)
 
     def _off_worker(self, flight: Flight) -> None:
         pool, worker = flight.where

@@ -52,6 +52,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None
     kv_tokens: int | None
     block_tokens: int | None
+    caches_prefixes: bool = False
     busy: int = 0
     """Sequences running or waiting before the measurement began."""
 
@@ -117,6 +118,7 @@ class EngineClient:
             version=await self._version(),
             kv_tokens=blocks * size if blocks and size else None,
             block_tokens=size,
+            caches_prefixes=info.get("enable_prefix_caching") == "True",
             busy=busy,
         )
 

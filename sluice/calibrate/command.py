@@ -189,6 +189,7 @@ def _stated_values(
         window_tokens=window,
         kv_tokens=about.kv_tokens or max(swept.most_resident_tokens, window),
         block_tokens=about.block_tokens or 16,
+        caches_prefixes=about.caches_prefixes,
     )
 
 

@@ -75,6 +75,7 @@ def prove_all(
         notes = sorted({sample.words for each in samples for sample in each.values()} - {""})
         if recorded.left_out:
             notes.append(f"{recorded.left_out:,} requests of the log have no lengths or times")
+        notes += _on_caches(recorded, engines)
     planned = [
         (side, Trial(file=file, model=model.name, sample=sample, engines=engines, seed=seed))
         for side, file in enumerate(files)
@@ -108,6 +109,22 @@ def prove_all(
         changes=tuple(changes(found[1], found[0])) if len(found) > 1 else None,
         notes=tuple(notes),
     )
+
+
+def _on_caches(recorded: RecordedTraffic, engines: Engines | None) -> Iterator[str]:
+    """Which prompts find nothing in prefix caches, though they may in truth."""
+    models = () if engines is None else engines.models.values()
+    why = ""
+    if not recorded.shows_caches:
+        why = "shows no cached tokens" if any(recorded.digests) else "has no digests of prompts"
+        why = f"the log {why}"
+    elif any(model.prefix_cache_tokens == 0 for model in models):
+        why = "a profile has an engine without a prefix cache"
+    if why:
+        yield f"{why}: each prompt counts as new text there, which is stricter than a cache"
+    elif without := recorded.digests.count(b""):
+        share = 100 * without / len(recorded.digests)
+        yield f"{share:.0f} % of the prompts have no digests in the log, and count as new text"
 
 
 def _factor(rate: str | None, recorded: RecordedTraffic) -> float:

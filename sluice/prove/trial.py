@@ -16,6 +16,7 @@ from planner.profile import NodeProfile, profile_from_json
 from simulator.engine.profiles import EngineProfile
 from simulator.fleet.traffic import Floats, Ints, Traffic
 from simulator.pipeline.intake import OPEN
+from simulator.pipeline.prompts import SharedPrompts
 from simulator.pipeline.records import (
     BROKEN,
     NO_WORKER,
@@ -157,7 +158,11 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
     tenants = tenants_of(gateway.entitlements, None)
     requests = tenant_traffic(traffic, tenants, np.random.default_rng(trial.seed), recorded)
     p_c = recorded.compressible_by_length()
-    requests = msgspec.structs.replace(requests, compressible=np.nan_to_num(p_c))
+    requests = msgspec.structs.replace(
+        requests,
+        compressible=np.nan_to_num(p_c),
+        prompts=_shared(gateway, recorded, requests.entitlement),
+    )
     retries = RETRIES if recorded.comes_back else 0
     outcome = run_pipeline(gateway, requests, seed=trial.seed, retries=retries, progress=progress)
     late = recorded.at_s >= min(0.2 * float(recorded.at_s[-1]), WARM_UP_S)
@@ -179,6 +184,16 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
     )
 
 
+def _shared(gateway: Gateway, recorded: RecordedTraffic, owners: Ints) -> SharedPrompts | None:
+    """What prompts share in engines; None where the log shows no caches."""
+    if not recorded.shows_caches:
+        return None
+    names = [owner.tenant for owner in gateway.entitlements or (OPEN,)]
+    tenants = np.array([names.index(name) for name in names])[owners]
+    salted = gateway.served.scheduling.salted
+    return SharedPrompts(recorded.digests, recorded.prompts, tenants if salted else None)
+
+
 def states_transfer(model: ModelConfig) -> bool:
     """Whether the file says how fast KV is handed over, where it is."""
     links = [pool.transfer for pool in model.pools.values() if pool.transfer is not None]
@@ -196,15 +211,17 @@ def _gateway(
         gateway = msgspec.structs.replace(gateway, kv_tokens_per_s=speed)
     profiles = []
     for base, (name, pool) in zip(gateway.profiles, model.all_pools.items(), strict=True):
-        engine = engines.model(name)
-        engine = engine or engine_of(engines.node(name), base.max_model_len, "paged")
+        measured = engines.model(name)
+        engine = measured or engine_of(engines.node(name), base.max_model_len, "paged")
         sizes = {name: getattr(base, name) for name in ("max_model_len", "max_num_seqs")}
         if pool.kv_cache_gib is not None:
             sizes["kv_blocks"] = base.kv_blocks
         batched = max(engine.max_num_batched_tokens, base.max_num_seqs)
+        cached = None if measured is None else measured.prefix_cache_tokens
+        cached = cached if recorded.shows_caches else 0
         profiles.append(
             msgspec.structs.replace(
-                engine, max_num_batched_tokens=batched, prefix_cache_tokens=0, **sizes
+                engine, max_num_batched_tokens=batched, prefix_cache_tokens=cached, **sizes
             )
         )
     return msgspec.structs.replace(gateway, profiles=tuple(profiles))

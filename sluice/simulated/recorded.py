@@ -40,6 +40,10 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its entitlement's own limits refused an attempt at it when it was recorded."""
     comes_back: bool = True
     """Whether clients come back after a refusal; assumed where the log does not tell."""
+    digests: tuple[bytes, ...] = ()
+    """Digests of each prompt's beginnings, packed; empty if not known."""
+    cached: Floats | None = None
+    """Prompt tokens that an engine had cached, NaN if not known; None if no record tells."""
     cut_shares: tuple[tuple[float, float, float], ...] = ()
     """p_c by length: (shortest, longest total, share that was cut), ascending."""
     first_unix_s: float = 0.0
@@ -71,7 +75,14 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
             models=tuple(self.models[i] for i in picked) if self.models else (),
             keys=tuple(self.keys[i] for i in picked) if self.keys else (),
             limited=None if self.limited is None else self.limited[index],
+            digests=tuple(self.digests[i] for i in picked) if self.digests else (),
+            cached=None if self.cached is None else self.cached[index],
         )
+
+    @property
+    def shows_caches(self) -> bool:
+        """Whether it tells what prompts share, and engines reported cached tokens."""
+        return any(self.digests) and self.cached is not None and bool(np.nansum(self.cached))
 
 
 class NothingTimedError(PlanError):
@@ -128,6 +139,8 @@ def read_recorded(
         models=tuple(r.model for r in rows),
         keys=tuple(r.key for r in rows),
         limited=np.array([r.limited for r in rows]),
+        digests=tuple(r.digests for r in rows),
+        cached=_known([r.cached for r in rows]),
         comes_back=not demand.tells_retries
         or demand.unserved < ENOUGH
         or demand.retries > demand.unserved / 2,

@@ -76,6 +76,7 @@ def test_hidden_constants_are_recovered(hidden: Path, tmp_path: Path) -> None:
         engine, provenance = profile["engine"], profile["provenance"]
         assert provenance["url"] == url
         assert provenance["engine_version"]
+        assert engine["prefix_cache_tokens"] is None, "it says that it caches prefixes"
         off = {check["name"]: abs(check["off"]) for check in provenance["held_out"]}
         assert len(off) == 7
         assert profile["verified"] == all(check["holds"] for check in provenance["held_out"])
