@@ -441,7 +441,9 @@ class Loaded:
     def _bind(self, request: "ScaleRequest") -> None:
         attempts, prefix = request.attempts, request.attempts.sending.prefix
         begin_ns = clock_ns()
-        attempts.job = job = bind.job_of(attempts, self.now_s)
+        attempts.job = job = bind.job_of(
+            attempts.asked, attempts.sending.estimate, attempts.lease.current, self.now_s
+        )
         job.owner = request
         if prefix.points:
             job.match = prefix.match(0)

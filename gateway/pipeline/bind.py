@@ -58,7 +58,11 @@ class Binder:
             worker = adapters.warm(adapter, states[pools[0]], now_s)
             preferred = None if worker < 0 else (pools[0], worker)
         attempts.scheduler = None
-        attempts.job = job = job_of(attempts, now_s)
+        attempts.job = job = job_of(
+            attempts.asked, attempts.sending.estimate, attempts.lease.current, now_s
+        )
+        if attempts.pools:  # a prefill's answer comes with its first token
+            job.kv_tokens, job.stream, job.after_s = attempts.held_tokens, True, attempts.after_s
         if preferred is not None and preferred not in tried:
             pool, worker = preferred
             if worker in fleet.available(states[pool], now_s):
@@ -71,20 +75,19 @@ class Binder:
                     continue
                 job.match = prefix.match(pool) if prefix.points else ()
                 scheduler = states[pool].scheduler
-                if attempts.sampled is None:
-                    _sample(attempts, states[pool], now_s)
+                if attempts.sampled is None and (
+                    states[pool].outlook.samples(now_s) or attempts.tell is not None
+                ):
+                    _sample(attempts, job, states[pool], now_s)
                 ready = scheduler.submit(job, now_s)
                 if job.state == "nowhere":
                     continue
                 attempts.scheduler = scheduler
                 if attempts.entry is not None:
                     attempts.entry.enter(states[pool], job)
-                if job.state == "waiting":
+                if job.state == "waiting" or len(ready) > 1:
                     wake(ready)
-                    return pool
-                if len(ready) > 1:
-                    wake(ready)
-                return binding_of(served.fleet, pool, job)
+                return pool if job.state == "waiting" else binding_of(served.fleet, pool, job)
         attempts.job = None
         return _last_resort(served, pools, tried, adapter)
 
@@ -264,16 +267,8 @@ def _leave_out(
     return bool(workers) and (again or any(w not in excluded for w in workers))
 
 
-def job_of(attempts: Attempts, now_s: float) -> Job:
-    """The request as a scheduler sees it."""
-    job = job_for(attempts.asked, attempts.sending.estimate, attempts.lease.current, now_s)
-    if attempts.pools:  # a prefill's answer comes with its first token
-        job.kv_tokens, job.stream, job.after_s = attempts.held_tokens, True, attempts.after_s
-    return job
-
-
-def job_for(asked: Asked, estimate: LengthEstimate, lease: Lease, now_s: float) -> Job:
-    """The same with a lease that is not attempted yet. Spilled work ranks as backfill."""
+def job_of(asked: Asked, estimate: LengthEstimate, lease: Lease, now_s: float) -> Job:
+    """The request as a scheduler sees it. Spilled work ranks as backfill."""
     principal = asked.principal
     return Job(
         None,
@@ -344,12 +339,10 @@ def _first_token(attempts: Attempts, scheduler: Scheduler, job: Job, now_s: floa
         wake(scheduler.first_token(job, now_s))
 
 
-def _sample(attempts: Attempts, pool: Pool, now_s: float) -> None:
-    """Forecast the first wait of some requests, for the pool's outlook, or if a client asked."""
-    if pool.outlook.samples(now_s) or attempts.tell is not None:
-        job = require(attempts.job)
-        forecast = Forecast(job.priority_class, *pool.scheduler.forecast(job, now_s))
-        attempts.sampled = pool.outlook, forecast
+def _sample(attempts: Attempts, job: Job, pool: Pool, now_s: float) -> None:
+    """Forecast a request's first wait, for the pool's outlook, or because its client asked."""
+    forecast = Forecast(job.priority_class, *pool.scheduler.forecast(job, now_s))
+    attempts.sampled = pool.outlook, forecast
 
 
 def place_of(job: Job, queued: Iterable[Job]) -> int:

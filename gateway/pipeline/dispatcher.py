@@ -121,7 +121,7 @@ class Dispatcher:
                         else self._phases.decode(reply, attempts, binding)
                     )
                 if isinstance(result, Outcome):
-                    return _remembered(attempts, result)
+                    return result if result.response_id is None else _remembered(attempts, result)
                 last = result
                 if result.kind == "handover":
                     # Whether the hand-over failed or this engine: it is asked once more, without.
@@ -240,12 +240,14 @@ class Dispatcher:
         started_s = self._clock()
         if attempts.sent_s is None:
             attempts.sent_s, attempts.waited_s = started_s, attempts.queue_s
-        attempts.slot_read_nano = _slot_nano(attempts, binding, started_s)
-        relay.on_end = partial(self._ends, attempts, binding)
-        held_tokens = attempts.held_tokens
+        relay.on_end = attempts.over
+        if served.by_hour:
+            _count_slot(attempts, started_s, begins=True)
+            relay.on_end = partial(self._ends, attempts)
+        held_tokens = attempts.held_tokens if attempts.pools else lease.cost_tokens
         fleet.start(pool, binding.worker, lease.sequences, held_tokens)
         # What is watched of an attempt while it is under way.
-        pending = Pending(attempts, self._clock(), _allowed_s(attempts), relay.emitted)
+        pending = Pending(attempts, started_s, _allowed_s(attempts), relay.emitted)
         attempts.awaits = True
         pool.engine_of[binding.worker].progress.begin(pending)
         result = "cancelled"
@@ -268,7 +270,8 @@ class Dispatcher:
             if waiting is not None:
                 waiting.cancel()
             ended_s = self._clock()
-            _count_slot(attempts, binding, ended_s)
+            if served.by_hour:
+                _count_slot(attempts, ended_s)
             fleet.finish(pool, binding.worker, lease.sequences, held_tokens)
             computed = result == "ok" and incoming.endpoint.computes
             pool.engine_of[binding.worker].progress.end(pending, answered=computed)
@@ -310,13 +313,13 @@ class Dispatcher:
             relay.held_bytes = PREFILLED_BYTES
         return relay
 
-    async def _ends(self, attempts: Attempts, binding: Binding, outcome: Outcome) -> None:
-        """The client is about to see the answer's end."""
+    async def _ends(self, attempts: Attempts, outcome: Outcome) -> None:
+        """The client is about to see the answer's end: until then the request owes for slots."""
         now_s = self._clock()
-        _count_slot(attempts, binding, now_s)
+        _count_slot(attempts, now_s)
         for side in () if attempts.prefill is None else attempts.prefill.sides:
-            if side.awaits and side.binding is not None:
-                _count_slot(side, side.binding, now_s)
+            if side.awaits:
+                _count_slot(side, now_s)
         if attempts.over is not None:
             await attempts.over(outcome)
 
@@ -433,18 +436,15 @@ def _uncut(attempts: Attempts, pool: int) -> None:
     attempts.lease.resize(whole.cost_tokens, kv_bytes)
 
 
-def _slot_nano(attempts: Attempts, binding: Binding, now_s: float) -> float:
-    """The cost of a slot of the worker so far; 0 where its time has no price by the hour."""
+def _count_slot(attempts: Attempts, now_s: float, *, begins: bool = False) -> None:
+    """Have the request owe for its time at its worker since it began, or was last counted."""
+    binding = require(attempts.binding)
     pool, worker = attempts.served.fleet.pools[binding.pool], binding.worker
-    if pool.slot_clock is None:
-        return 0.0
-    return pool.slot_clock.read(worker, pool.active[worker], pool.slots_per_worker, now_s)
-
-
-def _count_slot(attempts: Attempts, binding: Binding, now_s: float) -> None:
-    """Have the request owe for its time at the worker since that was last counted."""
-    nano = _slot_nano(attempts, binding, now_s)
-    attempts.slot_nano += attempts.lease.current.sequences * (nano - attempts.slot_read_nano)
+    if pool.slot_clock is None:  # its time has no price by the hour
+        return
+    nano = pool.slot_clock.read(worker, pool.active[worker], pool.slots_per_worker, now_s)
+    if not begins:
+        attempts.slot_nano += attempts.lease.current.sequences * (nano - attempts.slot_read_nano)
     attempts.slot_read_nano = nano
 
 
@@ -473,9 +473,7 @@ def _allowed_s(attempts: Attempts) -> float:
 
 def _remembered(attempts: Attempts, outcome: Outcome) -> Outcome:
     """Note a stored response, its owner, and the tokens that its next turn begins with."""
-    binding, usage, response_id = attempts.binding, outcome.usage, outcome.response_id
-    if response_id is None or binding is None:
-        return outcome
+    binding, usage, response_id = require(attempts.binding), outcome.usage, outcome.response_id
     tokens = 0 if usage is None else usage.completion_tokens
     if usage is not None and usage.source == "engine":
         tokens += usage.prompt_tokens
@@ -483,7 +481,7 @@ def _remembered(attempts: Attempts, outcome: Outcome) -> Outcome:
         tokens += attempts.sending.estimate.input_tokens_total
     pool = attempts.served.fleet.pools[binding.pool].name
     location = ResponseLocation(pool, binding.worker, attempts.principal.tenant, tokens)
-    attempts.served.fleet.response_affinity.remember(response_id, location)
+    attempts.served.fleet.response_affinity.remember(require(response_id), location)
     return outcome
 
 

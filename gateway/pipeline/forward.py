@@ -276,25 +276,16 @@ class Relay:
             if meter.failed_in_band and in_band_status(in_band_error(first)) < 500:
                 outcome = msgspec.structs.replace(outcome, label="error")
             self._answered = outcome
-            await self._conclude(outcome)
+            if self.on_end is not None:
+                await self.on_end(outcome)
             if ending := self._end_bytes + meter.closing():
                 await self._reply.write(ending)
         return self._answered
-
-    async def _conclude(self, outcome: Outcome) -> None:
-        if self.on_end is not None:
-            await self.on_end(outcome)
 
     def _note_first(self) -> None:
         """The first token came."""
         self.first_s = self._clock()
         if self.on_first is not None:
-            self.on_first(self.first_s)
-
-    def _note_whole(self, *, answered: bool) -> None:
-        """All of it came; who waits for a first token of it asked for no more than that."""
-        self.first_s = self._clock()
-        if self.on_first is not None and answered and not self._facts.stream:
             self.on_first(self.first_s)
 
     async def _break_off(self, failure: UpstreamFailure, meter: StreamMeter) -> Outcome:
@@ -307,7 +298,8 @@ class Relay:
         )
         outcome = self._metered(meter, completed=False)
         outcome = msgspec.structs.replace(outcome, status=504 if slow else 502)
-        await self._conclude(outcome)
+        if self.on_end is not None:
+            await self.on_end(outcome)
         await self._reply.break_off(self.broke)
         return outcome
 
@@ -328,27 +320,28 @@ class Relay:
         status, answer = response.status, Answer()
         if status == 200:
             answer = read_answer(body)
-            if answer.is_error:
-                status = in_band_status(in_band_error(body))
+            status = in_band_status(in_band_error(body)) if answer.is_error else status
         if status >= 400:
             self.priority_refused = refuses_priority(status, body)
             fault = overflow_of(status, body, self._facts, self._call.size, self._window_tokens)
             fault = fault or _fault_of(status, kind, body, response.headers)
             if fault is not None:
                 return fault
-        self._note_whole(answered=status < 400)
+        self.first_s = self._clock()
+        if self.on_first is not None and status < 400 and not self._facts.stream:
+            self.on_first(self.first_s)  # a prefill's first token, which is all that was asked
         self._timer.begin()
         anthropic = self._endpoint.dialect is Dialect.ANTHROPIC
         if status < 400:
             usage = answer.usage
             if usage is None and self._endpoint.generates:
                 usage = _counted(by_bytes(answer.generated_bytes, self._bytes_per_token))
-            if self._endpoint is RESPONSES:
-                self._response_id = answer.id
+            self._response_id = answer.id if self._endpoint is RESPONSES else None
             self._answered = outcome = self._outcome(usage, answer.finish_reason, completed=True)
         else:
             outcome = Outcome(label="error", status=status, ttft_s=self._ttft_s())
-        await self._conclude(outcome)
+        if self.on_end is not None:
+            await self.on_end(outcome)
         shaped = not self._reply.started and has_error_shape(body, anthropic=anthropic)
         if status >= 400 and not shaped:
             message = engine_message(body) or f"The engine refused with status {status}."

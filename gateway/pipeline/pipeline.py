@@ -225,11 +225,11 @@ class Pipeline:
 
     async def ask(self, incoming: Incoming, facts: BodyFacts | None) -> Asked:
         """Stages 1 and 2 alone, for a quote; `facts` where the body is no request's."""
-        return await self._read(RequestProgress(incoming), None, facts)
+        progress = RequestProgress(incoming)
+        progress.facts = facts
+        return await self._read(progress, None)
 
-    async def _read(
-        self, progress: RequestProgress, instead: Instead | None, facts: BodyFacts | None = None
-    ) -> Asked:
+    async def _read(self, progress: RequestProgress, instead: Instead | None) -> Asked:
         """Stages 1 and 2: who asks, for what of which model, and how long it should be."""
         incoming = progress.incoming
         endpoint, head, now_unix_s = incoming.endpoint, incoming.head, incoming.received_unix_s
@@ -246,8 +246,15 @@ class Pipeline:
         progress.key = progress.principal = principal
         progress.timer.end("authenticate")
         if instead is None:
-            facts = facts or await self._facts(incoming, principal.tenant)
-            progress.facts = facts
+            facts = progress.facts
+            if facts is None:
+                try:  # here if that takes a moment only
+                    limit_us = None if self._reader is None else LOOP_US
+                    facts = stage_plan.read(endpoint, incoming.body, head, limit_us)
+                except TakesLong:
+                    types, reader = stage_plan.content_types(endpoint, head), require(self._reader)
+                    facts = await reader.read(endpoint, incoming.body, principal.tenant, types)
+                progress.facts = facts
             served = stage_plan.model_of(self._models, self._splits, facts, principal)
             progress.served = served
             if (served.adapters.any or facts.lora) and (
@@ -274,16 +281,6 @@ class Pipeline:
         )
         progress.timer.end("estimate")
         return Asked(incoming, principal, facts, served, estimate)
-
-    async def _facts(self, incoming: Incoming, tenant: str) -> BodyFacts:
-        """What a body says: read here if that takes a moment only."""
-        endpoint, head = incoming.endpoint, incoming.head
-        try:
-            limit_us = None if self._reader is None else LOOP_US
-            return stage_plan.read(endpoint, incoming.body, head, limit_us)
-        except TakesLong:
-            types, reader = stage_plan.content_types(endpoint, head), require(self._reader)
-            return await reader.read(endpoint, incoming.body, tenant, types)
 
     async def _run(
         self, progress: RequestProgress, reply: ClientReply, instead: Instead | None

@@ -19,7 +19,7 @@ from gateway.fleet import fleet
 from gateway.payload.body import MAX_CHOICES, MAX_MODEL_CHARS
 from gateway.payload.schema import invalid, missing, undecodable
 from gateway.pipeline import plan as stage_plan
-from gateway.pipeline.bind import job_for, no_worker
+from gateway.pipeline.bind import job_of, no_worker
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.plan import Asked
 from gateway.ports import LeaseStore
@@ -181,7 +181,7 @@ class Quoter:
         pool, phases = served.fleet.pools[said.pool], served.fleet.phases.get(said.pool)
         first = said.pool if phases is None else phases.prefill  # where it is bound first
         binds = served.fleet.pools[first]
-        job = job_for(asked, estimate, said, now_s)
+        job = job_of(asked, estimate, said, now_s)
         job.match = prefix.match(first) if prefix.points else ()
         forecast = Forecast(job.priority_class, *binds.scheduler.forecast(job, now_s))
         wait, ttft = (Quantiles(p50=p50, p95=p95) for p50, p95 in binds.outlook.expect(forecast))

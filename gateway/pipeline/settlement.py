@@ -58,6 +58,7 @@ from gateway.records.lease import Lease
 from gateway.records.request import Measure
 from gateway.records.usage import cost_nano
 from gateway.routing.routing import can_serve
+from gateway.scheduling.outlook import Forecast, Outlook
 from gateway.scheduling.prefix_index import keyed_digests, seed
 
 TOGETHER_S: Final = 0.001
@@ -115,7 +116,7 @@ class Settler:
         progress.usage = outcome.usage
         attempts, arrival = progress.attempts, None
         if attempts is not None:
-            served, lease = attempts.served, attempts.lease.current
+            served, lease, phase = attempts.served, attempts.lease.current, attempts.prefill
             kind, told = served.scheduling.engine_priority, self._priorities_told
             refused = attempts.relay is not None and attempts.relay.priority_refused
             if refused and kind != "none" and served.name not in told:
@@ -127,7 +128,9 @@ class Settler:
                     PRIORITY_FLAGS[kind],
                 )
             if outcome.usage is not None:
-                reported = cached_at_prefill(attempts, outcome.usage)
+                reported = outcome.usage
+                if phase is not None:
+                    reported = cached_at_prefill(phase, reported)
                 progress.usage = self._believed(attempts, reported)
             dispatched = attempts.sent
             if dispatched and progress.incoming.endpoint.computes:
@@ -136,8 +139,8 @@ class Settler:
                 )
                 if charged is not None:
                     owed = attempts.slot_nano
-                    if attempts.prefill is not None:
-                        owed += sum([side.slot_nano for side in attempts.prefill.sides])
+                    if phase is not None:
+                        owed += sum([side.slot_nano for side in phase.sides])
                     progress.cost_nano = cost_of(served, charged, owed)
             settlement = Settlement(
                 usage=progress.charged,
@@ -152,7 +155,8 @@ class Settler:
     def settle(self, progress: RequestProgress) -> None:
         """Settle what is not settled yet, and note it. Raises nothing that a client could cause."""
         self.release(progress, progress.outcome)
-        progress.outcome = msgspec.structs.replace(progress.outcome, usage=progress.usage)
+        if progress.usage is not progress.outcome.usage:
+            progress.outcome = msgspec.structs.replace(progress.outcome, usage=progress.usage)
         progress.ended_s = now_s = self._clock()
         if self._ended:
             self._ended.append(progress)
@@ -208,8 +212,10 @@ class Settler:
             met = slo_result(record, principal.slo_ms, admitted=lease is not None)
             if met is not None:
                 self._metrics.slo_requests.add(principal.entitlement, met)
-        if principal is not None and (met := tpot_result(record, principal.slo_tpot_ms)):
-            self._metrics.slo_tpot_requests.add(principal.entitlement, met)
+        if principal is not None and principal.slo_tpot_ms:
+            met = tpot_result(record, principal.slo_tpot_ms)
+            if met is not None:
+                self._metrics.slo_tpot_requests.add(principal.entitlement, met)
         self._records(record)
         progress.timer.end("record")
 
@@ -259,7 +265,8 @@ def learn(attempts: Attempts, outcome: Outcome, taught: set[Lesson]) -> None:
     """Teach what was sent."""
     facts, principal, served = attempts.facts, attempts.principal, attempts.served
     endpoint, usage, sending = attempts.incoming.endpoint, outcome.usage, attempts.sending
-    _note_wait(attempts, outcome)
+    if attempts.sampled is not None:
+        _note_wait(attempts, attempts.sampled, outcome)
     reported = usage if usage is not None and usage.source == "engine" else None
     lesson = (served.name, endpoint.name, principal.tenant, facts.measure.category, outcome.label)
     told = outcome.completed or usage is not None
@@ -288,11 +295,9 @@ def learn(attempts: Attempts, outcome: Outcome, taught: set[Lesson]) -> None:
         served.compression.conversations.remember(principal.tenant, begins)
 
 
-def _note_wait(attempts: Attempts, outcome: Outcome) -> None:
+def _note_wait(attempts: Attempts, sampled: tuple[Outlook, Forecast], outcome: Outcome) -> None:
     """Have its pool know of a sampled request's wait, if it saw no first token."""
-    if attempts.sampled is None:
-        return
-    outlook, forecast = attempts.sampled
+    outlook, forecast = sampled
     if attempts.sent_s is not None and not attempts.facts.stream:
         outlook.note(forecast, attempts.queue_s, None)
     elif attempts.sent_s is None and outcome.label == "refused":  # it waited for nothing
@@ -472,13 +477,12 @@ def _prefill(attempts: Attempts, phase: PrefillPhase) -> PrefillSection:
     )
 
 
-def cached_at_prefill(attempts: Attempts, usage: Usage) -> Usage:
+def cached_at_prefill(phase: PrefillPhase, usage: Usage) -> Usage:
     """Usage with the cached tokens of the engine that computed the prompt.
 
     To the decode engine all that it fetched was cached.
     """
-    phase = attempts.prefill
-    first = None if phase is None or phase.skipped else phase.usage
+    first = None if phase.skipped else phase.usage
     if first is None or first.source != "engine" or usage.source != "engine":
         return usage
     return msgspec.structs.replace(

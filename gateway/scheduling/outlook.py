@@ -65,7 +65,7 @@ class Outlook:
         self._ended: tuple[deque[_Ended], ...] = tuple(
             [deque(maxlen=KEPT) for _ in PRIORITY_CLASS_NAMES]
         )
-        self._second = -1
+        self._until_s = -inf
         self._seen = 0
         self._every = 1
 
@@ -74,10 +74,9 @@ class Outlook:
 
         Samples with a pause between them would miss how requests fare that come right after others.
         """
-        second = int(now_s)
-        if second != self._second:
+        if now_s >= self._until_s:
             self._every = 1 + self._seen // SAMPLED_PER_S
-            self._second, self._seen = second, 0
+            self._until_s, self._seen = int(now_s) + 1.0, 0
         self._seen += 1
         return self._seen % self._every == 0
 

@@ -419,15 +419,17 @@ async def authenticate_head(keyring: Keyring, head: RequestHead, now_unix_s: flo
 
 
 def _check_live(principal: Principal, now_unix_s: float) -> None:
+    expired = principal.expires_unix_s is not None and principal.expires_unix_s <= now_unix_s
+    if not (expired or principal.suspended):
+        return
     name = f"The API key '{principal.key}'"
     if principal.entitlement:
         name = f"The entitlement '{principal.entitlement}'"
-    if principal.expires_unix_s is not None and principal.expires_unix_s <= now_unix_s:
+    if expired:
         reason = "entitlement_expired" if principal.entitlement else "key_expired"
         raise Forbidden(f"{name} has expired.", reason=reason)
-    if principal.suspended:
-        reason = "entitlement_suspended" if principal.entitlement else "key_suspended"
-        raise Forbidden(f"{name} is suspended.", reason=reason)
+    reason = "entitlement_suspended" if principal.entitlement else "key_suspended"
+    raise Forbidden(f"{name} is suspended.", reason=reason)
 
 
 def entitled(
