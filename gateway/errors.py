@@ -234,4 +234,4 @@ class StateFailure(SluiceError):
 
 
 class StorageFull(StateFailure):
-    """The storage of batches has no room left."""
+    """The state or the storage of batches has no room left."""

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.errors import StateFailure
+from gateway.errors import StateFailure, StorageFull
 from gateway.replicas.bus import LASTING, Received
 
 SCHEMA: Final = 1
@@ -85,9 +85,9 @@ class SqliteFile:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-state")
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Work in the thread, after what ran there. Raises StateFailure.
+        """Work in the thread, after what ran there. Raises StateFailure, on a full disk StorageFull.
 
-        A failure closes the file; the next call opens it again.
+        Other failures close the file; the next call opens it again.
         """
         if self._running is not None and not self._running.done():
             # Wait for a call that its caller gave up, so that calls do not queue up. How it ends
@@ -120,6 +120,8 @@ class SqliteFile:
             self._close()
             raise StateFailure(f"{self._path} is damaged ({error}); left as it is") from error
         except (sqlite3.Error, OSError) as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise StorageFull(f"{self._path}: {error}") from error
             if self._path is not None:
                 self._close()
             raise StateFailure(f"{self._path}: {error}") from error
@@ -145,8 +147,10 @@ def open_file(path: Path | None) -> sqlite3.Connection:
         (found,) = file.execute(query).fetchone()
         return int(found)
 
+    new = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA};"
     try:
         if number("SELECT count(*) FROM sqlite_schema"):
+            new = ""  # that it can be read on a full disk
             if number("PRAGMA application_id") != APPLICATION_ID:
                 raise StateFailure(f"{path} is not a state file of this program; left as it is")
             schema = number("PRAGMA user_version")
@@ -158,10 +162,7 @@ def open_file(path: Path | None) -> sqlite3.Connection:
             (verdict,) = file.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
                 raise StateFailure(f"{path} is damaged ({verdict}); left as it is")
-        file.executescript(
-            f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; "
-            f"PRAGMA user_version = {SCHEMA}; {_TABLES} COMMIT;"
-        )
+        file.executescript(f"BEGIN IMMEDIATE; {new} {_TABLES} COMMIT;")
         file.execute("PRAGMA journal_mode = WAL")
         file.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
