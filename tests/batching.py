@@ -72,12 +72,16 @@ def output(client: openai.OpenAI, batch: str, count: int, limit_s: float = 60.0)
     return client.files.content(ended.output_file_id).text
 
 
-def assert_once(text: str, count: int, url: str, key: str = "sk-batch") -> None:
-    """Each item has one line, and in the ledger the tenant has the tokens of exactly these."""
+def assert_once(text: str, count: int) -> list[dict[str, int]]:
+    """Each item has one line; the usage of all."""
     answers = [json.loads(line) for line in text.splitlines()]
     assert sorted(a["custom_id"] for a in answers) == sorted(f"item-{n}" for n in range(count))
-    used = [a["response"]["body"]["usage"] for a in answers]
-    sums = [sum(u[name] for u in used) for name in ("prompt_tokens", "completion_tokens")]
-    report = get(url, key, USAGE).json()
-    names = ("requests", "input_tokens", "output_tokens")
-    assert [report["total"][name] for name in names] == [count, *sums]
+    return [a["response"]["body"]["usage"] for a in answers]
+
+
+def assert_posted(usage: list[dict[str, int]], url: str, key: str = "sk-batch") -> None:
+    """The ledger has just this of the key's tenant."""
+    total = get(url, key, USAGE).json()["total"]
+    posted = [total[name] for name in ("requests", "input_tokens", "output_tokens")]
+    names = ("prompt_tokens", "completion_tokens")
+    assert posted == [len(usage), *(sum(each[name] for each in usage) for name in names)]

@@ -13,7 +13,18 @@ import pytest
 
 from bench.common.fleet import Fleet
 from tests.asking import entitlement, get, post, until
-from tests.batching import USAGE, assert_once, client_of, create, done, item, items, output, upload
+from tests.batching import (
+    USAGE,
+    assert_once,
+    assert_posted,
+    client_of,
+    create,
+    done,
+    item,
+    items,
+    output,
+    upload,
+)
 
 ITEMS = 300
 MOUNT = 'mount -t tmpfs -o size=3m none "$0" && exec "$@"'
@@ -103,7 +114,7 @@ def test_a_full_disk_stops_batches_alone_and_for_its_time(gateway: tuple[Fleet, 
     assert {name for name in (disk.root / "files").iterdir() if name.is_file()} <= names
     assert (client.batches.retrieve(batch).status, done(client, batch)) == ("in_progress", before)
     disk.empty()
-    assert_once(output(client, batch, ITEMS), ITEMS, fleet.url)
+    assert_posted(assert_once(output(client, batch, ITEMS), ITEMS), fleet.url)
     until(lambda: get(fleet.url, "sk-live", USAGE).json()["total"]["requests"] == asked)
     assert upload(client, item(0)).status == "processed"
 

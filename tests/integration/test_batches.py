@@ -1,109 +1,169 @@
-"""Batches through two replicas with the official client: one is killed, and each item is once."""
+"""Batches through two replicas over one Redis and one bucket, with the official client.
 
-import json
-import sqlite3
+Whatever goes away in the middle, each item is once in the output and the ledger.
+"""
+
+import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
+import httpx
 import openai
 import pytest
+from moto.server import ThreadedMotoServer
 
-from bench.common.fleet import MODEL, Fleet, RedisServer
-from tests.asking import entitlement, until
+from bench.common.fleet import MODEL, Fleet, GatewayProcess, RedisServer
+from sluice.children import free_ports
+from tests.asking import entitlement, post, until
+from tests.batching import (
+    assert_once,
+    assert_posted,
+    client_of,
+    create,
+    done,
+    item,
+    items,
+    output,
+    upload,
+)
 
 pytestmark = pytest.mark.redis
-ITEMS = 600
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("batches")
-
-
-@pytest.fixture(scope="module")
-def fleet(folder: Path) -> Iterator[Fleet]:
-    config = {
-        "entitlements": [
-            entitlement("live", "guaranteed", concurrency=8),
-            entitlement("batch"),
-        ],
-        "batches": {"url": f"file://{folder}/files"},
-        "ledger": {"path": str(folder / "ledger.db")},
-        "request_log": {"path": str(folder / "log.jsonl")},
-    }
-    with RedisServer() as redis:
-        config["state"] = {"url": redis.url}
-        with Fleet(short=1, long=0, short_slots=16, config=config, further=[{}]) as made:
-            yield made
-
-
-def client_of(fleet: Fleet, replica: int, name: str = "batch") -> openai.OpenAI:
-    url = fleet.replicas[replica].url + "/v1"
-    return openai.OpenAI(
-        base_url=url, api_key=f"sk-{name}", max_retries=2, _strict_response_validation=True
-    )
-
-
-def lines(count: int, tokens: int = 40) -> bytes:
-    def body(n: int) -> dict[str, Any]:
-        text = f"{'A shared system prompt. ' * 20}{n % 5}: tell me about {n}"
-        messages = [{"role": "user", "content": text}]
-        return {"model": MODEL, "messages": messages, "max_tokens": tokens}
-
-    return b"".join(
-        json.dumps(
-            {
-                "custom_id": f"item-{n}",
-                "method": "POST",
-                "url": "/v1/chat/completions",
-                "body": body(n),
-            }
-        ).encode()
-        + b"\n"
-        for n in range(count)
-    )
-
-
-def assert_once(text: str, folder: Path, count: int) -> None:
-    """Each item has one line, and the ledger the tokens of exactly these."""
-    answers = [json.loads(line) for line in text.splitlines()]
-    assert sorted(a["custom_id"] for a in answers) == sorted(f"item-{n}" for n in range(count))
-    used = [a["response"]["body"]["usage"] for a in answers]
-    query = "SELECT sum(requests), sum(input_tokens), sum(output_tokens) FROM usage"
-    with sqlite3.connect(folder / "ledger.db") as ledger:
-        posted = ledger.execute(f"{query} WHERE tenant = 'tenant-batch'").fetchone()
-    told = [sum(u[name] for u in used) for name in ("prompt_tokens", "completion_tokens")]
-    assert posted == (count, *told)
-
-
-def test_a_batch_outlives_its_replica(fleet: Fleet, folder: Path) -> None:
-    first, second = client_of(fleet, 0), client_of(fleet, 1)
-    file = first.files.create(file=("in.jsonl", lines(ITEMS)), purpose="batch")
-    batch = second.batches.create(
-        input_file_id=file.id,
-        endpoint="/v1/chat/completions",
-        completion_window="24h",
-        metadata={"run": "1"},
-    )
-
-    def done() -> int:
-        counts = first.batches.retrieve(batch.id).request_counts
-        return 0 if counts is None else counts.completed
-
-    until(lambda: done() > 20)
-    owner = max((0, 1), key=lambda n: fleet.replicas[n].metrics().get(ITEMS_RUN, 0))
-    fleet.kill_replica(fleet.replicas[owner])
-    client = client_of(fleet, 1 - owner)
-    began_s = time.monotonic()
-    until(lambda: client.batches.retrieve(batch.id).status == "completed", 60)
-    assert time.monotonic() - began_s < 60
-    ended = client.batches.retrieve(batch.id)
-    assert ended.request_counts is not None
-    assert (ended.request_counts.completed, ended.request_counts.failed) == (ITEMS, 0)
-    assert ended.output_file_id is not None
-    assert_once(client.files.content(ended.output_file_id).text, folder, ITEMS)
-
-
+TENANTS = ("calls", "killed", "away")
+ITEMS = 200
 ITEMS_RUN = f'sluice_batch_items_total{{model="{MODEL}",result="completed"}}'
+MOCK = ("--speed", "2")
+"""An item of 100 tokens takes .7 s; eight run at a time."""
+
+
+class Bucket:
+    """A bucket of moto's S3 server, which can go away and come back with what it held."""
+
+    def __init__(self) -> None:
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        self.server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+
+    def names(self) -> list[str]:
+        """What it holds."""
+        listed = httpx.get(f"{self.url}/bucket", trust_env=False).raise_for_status()
+        return re.findall("<Key>(.*?)</Key>", listed.text)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Bucket]:
+    made = Bucket()
+    made.server.start()
+    httpx.put(f"{made.url}/bucket", trust_env=False).raise_for_status()
+    yield made
+    made.server.stop()
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    bucket: Bucket, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("batches")
+    config = {
+        "state": {"url": redis.url},
+        "entitlements": [
+            entitlement("live", "guaranteed", concurrency=4),
+            *(entitlement(name) for name in TENANTS),
+        ],
+        "batches": {
+            "url": "s3://bucket/files",
+            "endpoint": bucket.url,
+            "access_key": "any",
+            "secret_key": "any",
+        },
+        "ledger": {"path": str(folder / "ledger.db")},
+    }
+    with Fleet(short=1, long=0, short_slots=9, mock=MOCK, config=config, further=[{}]) as made:
+        yield made
+
+
+def clients(fleet: Fleet, name: str) -> list[openai.OpenAI]:
+    return [client_of(replica.url, f"sk-{name}") for replica in fleet.replicas]
+
+
+def test_each_call_is_answered_by_either_replica(fleet: Fleet, bucket: Bucket) -> None:
+    first, second = clients(fleet, "calls")
+    data = items(9, 4)
+    file = upload(first, data)
+    assert second.files.retrieve(file.id) == file
+    assert [f.id for f in second.files.list(purpose="batch")] == [file.id]
+    assert second.files.content(file.id).content == data
+    part = second.files.content(file.id, extra_headers={"range": "bytes=700-999"})
+    assert part.content == data[700:1000]
+    batch = create(second, file.id, metadata={"run": "1"})
+    text = output(first, batch.id, 9)
+    assert_posted(assert_once(text, 9), fleet.url, "sk-calls")
+    ended = first.batches.retrieve(batch.id)
+    assert (ended.metadata, ended.usage is not None) == ({"run": "1"}, True)
+    assert [b.id for b in first.batches.list(limit=1)] == [batch.id]
+    assert ended.output_file_id is not None
+    tail = first.files.content(ended.output_file_id, extra_headers={"range": "bytes=-50"})
+    assert tail.text == text[-50:]
+    for name in (file.id, ended.output_file_id):
+        assert second.files.delete(name).deleted
+    with pytest.raises(openai.NotFoundError):
+        first.files.content(ended.output_file_id)
+    assert all(name.endswith(".idx") for name in bucket.names()), "which lines a part has"
+    long = create(first, upload(second, items(50, 1000)).id)
+    assert second.batches.cancel(long.id).status in {"cancelling", "cancelled"}
+    until(lambda: first.batches.retrieve(long.id).status == "cancelled")
+
+
+def owner(fleet: Fleet) -> GatewayProcess:
+    """The replica that answers items now."""
+    before = [replica.metrics().get(ITEMS_RUN, 0) for replica in fleet.replicas]
+    while True:
+        for replica, items_run in zip(fleet.replicas, before, strict=True):
+            if replica.metrics().get(ITEMS_RUN, 0) > items_run:
+                return replica
+        time.sleep(0.05)
+
+
+def test_a_batch_outlives_its_bucket_and_its_replica(fleet: Fleet, bucket: Bucket) -> None:
+    first, second = clients(fleet, "killed")
+    batch = create(second, upload(first, items(ITEMS, 100)).id).id
+    until(lambda: done(first, batch) > 0)
+    bucket.server.stop()
+    before, end_s = done(first, batch), time.monotonic() + 10
+    with pytest.raises(openai.InternalServerError, match="cannot be read or written now"):
+        upload(first.with_options(max_retries=0), item(0))
+    while time.monotonic() < end_s:
+        assert post(fleet.url, "sk-live").status_code == 200
+        time.sleep(0.5)
+    assert (first.batches.retrieve(batch).status, done(first, batch)) == ("in_progress", before)
+    bucket.server.start()
+    until(lambda: done(first, batch) > before)
+    assert done(first, batch) < ITEMS
+    killed = owner(fleet)
+    fleet.kill_replica(killed)
+    client = second if killed is fleet.replicas[0] else first
+    usage = assert_once(output(client, batch, ITEMS), ITEMS)
+    assert_posted(usage, str(client.base_url).removesuffix("/v1/"), "sk-killed")
+    fleet.start_replica(killed)
+    fleet.wait_ready(killed)
+
+
+def test_a_batch_outlives_redis_and_the_engines_being_away(
+    fleet: Fleet, redis: RedisServer
+) -> None:
+    first, second = clients(fleet, "away")
+    batch = create(first, upload(second, items(ITEMS, 100)).id).id
+    until(lambda: done(first, batch) > 0)
+    redis.hang()
+    time.sleep(8)
+    fleet.kill_engine(fleet.engines[0])
+    time.sleep(9)  # more than 15 s in all: the other replica may take the batch over
+    redis.resume()
+    time.sleep(3)
+    fleet.start_engine(fleet.engines[0])
+    assert_posted(assert_once(output(second, batch, ITEMS), ITEMS), fleet.url, "sk-away")

@@ -4,13 +4,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from sluice.children import Children
+from sluice.demo.config import KEYS, MODEL
 from sluice.demo.fleet import DemoFleet
+from tests.batching import assert_once, client_of, create, items, output, upload
 from tests.unit.deploy.files import ours
 
 
@@ -79,10 +81,10 @@ def test_an_act_that_does_not_exist_is_refused_with_those_that_do() -> None:
     )
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[DemoFleet]:
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoFleet]:
     with Children() as children:
-        started = DemoFleet(children, tmp_path, 0, 8.0)
+        started = DemoFleet(children, tmp_path_factory.mktemp("demo"), 0, 8.0)
         started.run(compare=False)
         yield started
 
@@ -102,6 +104,26 @@ def test_the_composed_traffic_reaches_every_system_of_a_running_gateway(fleet: D
         'sluice_admission_total{decision="denied",entitlement="demo-spot",reason="concurrency"}',
     ):
         assert series in page
+
+
+def test_the_official_client_runs_a_batch_on_the_demo(fleet: DemoFleet) -> None:
+    client = client_of(fleet.url, KEYS["elastic"])
+    data = items(40, 20, MODEL)
+    file = upload(client, data)
+    assert client.files.retrieve(file.id) == file
+    assert client.files.content(file.id).content == data
+    batch = create(client, file.id, metadata={"job": "demo"})
+    text = output(client, batch.id, 40)
+    used = sum(each["completion_tokens"] for each in assert_once(text, 40))
+    ended = client.batches.retrieve(batch.id)
+    assert ended.usage is not None
+    assert (ended.usage.output_tokens, ended.metadata) == (used, {"job": "demo"})
+    assert [each.id for each in client.batches.list()] == [batch.id]
+    with pytest.raises(openai.ConflictError, match="has ended"):
+        client.batches.cancel(batch.id)
+    files = [each.id for each in client.files.list(order="asc")]
+    assert files == [file.id, ended.output_file_id]
+    assert [client.files.delete(name).deleted for name in files] == [True, True]
 
 
 def test_traffic_to_no_gateway_ends_with_its_address() -> None:
