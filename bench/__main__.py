@@ -140,6 +140,7 @@ BENCHES = {
             "calibration": "batches.calibration:run",
             "live": "batches.live:live",
             "million": "batches.live:million",
+            "prefixes": "batches.prefixes:run",
         },
         1,
     ),

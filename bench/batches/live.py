@@ -73,7 +73,8 @@ class Turn(msgspec.Struct, kw_only=True):
 
 
 @contextlib.contextmanager
-def _fleet(folder: Path, **more: Any) -> Iterator[Fleet]:
+def batch_fleet(folder: Path, **more: Any) -> Iterator[Fleet]:
+    """A gateway with a tenant of live requests and one of batches; `more` is for Fleet."""
     config = {
         "request_log": {"path": str(folder / "requests.jsonl")},
         "batches": {"url": f"file://{folder / 'batches'}", "max_file_bytes": 2 << 30},
@@ -103,7 +104,7 @@ def _item(index: int, tokens: int) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
-def _submit(fleet: Fleet, file: Path, window: str) -> tuple[dict[str, Any], float, float]:
+def submit(fleet: Fleet, file: Path, window: str) -> tuple[dict[str, Any], float, float]:
     """The batch of a file, and the seconds that its upload and its creation took."""
     headers = {"authorization": f"Bearer {_KEY['batch']}"}
     with httpx.Client(base_url=fleet.url, headers=headers, timeout=600, trust_env=False) as client:
@@ -126,7 +127,8 @@ def _submit(fleet: Fleet, file: Path, window: str) -> tuple[dict[str, Any], floa
         return made.json(), upload_s, time.monotonic() - begin_s - upload_s
 
 
-def _get(fleet: Fleet, path: str, method: str = "GET") -> httpx.Response:
+def ask(fleet: Fleet, path: str, method: str = "GET") -> httpx.Response:
+    """What the batch's tenant asks."""
     headers = {"authorization": f"Bearer {_KEY['batch']}"}
     return httpx.request(method, fleet.url + path, headers=headers, timeout=60, trust_env=False)
 
@@ -159,23 +161,23 @@ def live() -> Report:
 
 
 def _turn(number: int, *, batch: bool) -> Turn:
-    with tempfile.TemporaryDirectory() as name, _fleet(Path(name)) as fleet:
+    with tempfile.TemporaryDirectory() as name, batch_fleet(Path(name)) as fleet:
         folder = Path(name)
         load = TimedLoad([fleet.url])
         made: dict[str, Any] = {}
         if batch:
             file = folder / "items.jsonl"
             file.write_bytes(b"".join(_item(i, _ITEM_TOKENS) for i in range(ITEMS)))
-            made, _, _ = _submit(fleet, file, "24h")
+            made, _, _ = submit(fleet, file, "24h")
             time.sleep(5)  # what it takes to find its pace
         begin_unix_s = time.time()
         asyncio.run(load.open_loop(list(_arrivals(number))))
         while batch and made["status"] not in ("completed", "failed", "expired"):
             time.sleep(1)
-            made = _get(fleet, f"/v1/batches/{made['id']}").json()
+            made = ask(fleet, f"/v1/batches/{made['id']}").json()
         fleet.wait_until_idle(limit_s=60.0)
         late_s = lag_s([engine.metrics() for engine in fleet.engines])
-        output = _get(fleet, f"/v1/files/{made['output_file_id']}/content").text if batch else ""
+        output = ask(fleet, f"/v1/files/{made['output_file_id']}/content").text if batch else ""
         ids = [json.loads(line)["custom_id"] for line in output.splitlines()]
         time.sleep(1)  # the log is written twice a second
         lines = (folder / "requests.jsonl").read_bytes().splitlines()
@@ -226,7 +228,7 @@ def million() -> Report:
     """Upload, creation, memory and CPU."""
     with (
         tempfile.TemporaryDirectory() as name,
-        _fleet(Path(name), short_slots=64, mock=("--speed", "50")) as fleet,
+        batch_fleet(Path(name), short_slots=64, mock=("--speed", "50")) as fleet,
     ):
         file = Path(name) / "items.jsonl"
         with file.open("wb") as lines:
@@ -235,14 +237,14 @@ def million() -> Report:
         pid = fleet.gateway.pid if fleet.gateway is not None else 0
         before_ns = asyncio.run(_ordinary(fleet, pid))
         first_kib = rss_kib(pid)
-        made, upload_s, create_s = _submit(fleet, file, "168h")
+        made, upload_s, create_s = submit(fleet, file, "168h")
         made_kib = rss_kib(pid)
         time.sleep(10)  # to find its pace
         begin, spent_ns = _answered(fleet), cpu_ns(pid)
         time.sleep(2 * _PART_S)
         items, spent_ns = _answered(fleet) - begin, cpu_ns(pid) - spent_ns
         ran_kib = rss_kib(pid)
-        _get(fleet, f"/v1/batches/{made['id']}/cancel", "POST").raise_for_status()
+        ask(fleet, f"/v1/batches/{made['id']}/cancel", "POST").raise_for_status()
         fleet.wait_until_idle(limit_s=60.0)
         after_ns = asyncio.run(_ordinary(fleet, pid))
     each_ns, ordinary_ns = spent_ns / max(1, items), (before_ns + after_ns) / 2

@@ -78,7 +78,15 @@ def fleet(
         "batches": {"url": "s3://bucket/files"},
         "ledger": {"path": str(folder / "ledger.db")},
     }
-    with Fleet(short=1, long=0, short_slots=9, mock=MOCK, config=config, further=[{}]) as made:
+    named = {"ENDPOINT_URL": bucket.url, "ACCESS_KEY_ID": "any", "SECRET_ACCESS_KEY": "any"}
+    with Fleet(
+        short=1, long=0, short_slots=9, mock=MOCK, config=config, further=[{}], idle=True
+    ) as made:
+        for replica in made.replicas:
+            replica.env = {f"AWS_{name}": value for name, value in named.items()}
+            made.start_replica(replica)
+        for replica in made.replicas:
+            made.wait_ready(replica)
         yield made
 
 
