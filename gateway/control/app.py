@@ -248,8 +248,8 @@ def _by_worker(
 def _without_state(failure: StateFailure) -> Refusal:
     if isinstance(failure, StorageFull):
         return Refusal(
-            "The gateway's storage has no room left, and nothing of this was kept. Delete files, or "
-            "have its operator make room.",
+            "The gateway's storage has no room left, and nothing of this was kept. Delete files, "
+            "or have its operator make room.",
             reason="storage_full",
             should_retry=False,
         )

@@ -85,9 +85,9 @@ class SqliteFile:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-state")
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Work in the thread, after what ran there. Raises StateFailure, on a full disk StorageFull.
+        """Work in the thread, after what ran there. Raises StateFailure.
 
-        Other failures close the file; the next call opens it again.
+        On a full disk that is StorageFull. Other failures close the file; the next call opens it.
         """
         if self._running is not None and not self._running.done():
             # Wait for a call that its caller gave up, so that calls do not queue up. How it ends
