@@ -7,7 +7,7 @@ import msgspec
 from gateway.records.record import Record
 
 Verdict = Literal["holds", "breaks", "cannot tell"]
-Kind = Literal["entitlement", "pool", "budget", "limit", "model", "tenant", "tokens"]
+Kind = Literal["entitlement", "pool", "budget", "limit", "model", "setting", "tenant", "tokens"]
 
 
 class Interval(Record, frozen=True, kw_only=True):

@@ -50,6 +50,9 @@ class Demanded(NamedTuple):
     """Name, or fingerprint, of the API key that it came with."""
     digests: bytes = b""
     """Of its prompt's beginnings, as `simulator.pipeline.prompts` packs them."""
+    asked_model: str = ""
+    """The model's name as the client wrote it."""
+    body_bytes: float = nan
 
     @property
     def measured(self) -> bool:
@@ -197,6 +200,8 @@ def _attempt(
         transfer_s=_optional(record, "prefill.transfer_s"),
         key=_name(record, "key" if fields.outcome else None),
         digests=_digests(record, name, number),
+        asked_model=_name(record, "asked_model" if fields.outcome else None),
+        body_bytes=_optional(record, "request.body_bytes"),
     )
     if served and not request.measured:
         return None

@@ -11,13 +11,14 @@ import numpy as np
 
 from gateway.records import proof as records
 from gateway.records.entitlement import BACKFILL
-from gateway.records.tenancy import fingerprint
 from gateway.settings import Config, ModelConfig, load
 from gateway.settings.config import digest_of
 from gateway.settings.tenants import EntitlementConfig
 from planner.errors import PlanError
 from sluice.prove.budgets import budget_findings
+from sluice.prove.door import turned_away
 from sluice.prove.processes import Progress, run_all
+from sluice.prove.scope import uncovered
 from sluice.prove.trial import Engines, Sample, Trial, read_engines, sampled, states_transfer
 from sluice.prove.verdict import (
     PROMISED,
@@ -98,6 +99,11 @@ def prove_all(
         [*_findings(config, recorded, engines, mine, untimed), *_counted(config, recorded, faster)]
         for config, mine in zip(configs, runs, strict=True)
     ]
+    settings = uncovered(configs[0], configs[1] if len(configs) > 1 else None)
+    if len(configs) > 1:
+        found[0] += [_cannot_tell("setting", path, "no proof covers it") for path in settings]
+    elif settings:
+        notes.append(f"taken to be as when the log was written: {', '.join(settings)}")
     findings = sorted(found[0], key=lambda entry: ORDER.index(entry.verdict))
     made_for = digest_of(files[0].read_bytes())
     content = msgspec.json.encode((made_for, findings))
@@ -249,25 +255,23 @@ def _doubts(
 def _let_in(
     config: Config, entitlement: EntitlementConfig, recorded: RecordedTraffic, subject: Finding
 ) -> Finding:
-    """The finding, or what follows for it from the keys that its requests came with.
-
-    A key that the file does not have may have been made at run time.
-    """
-    keys = [
-        key
-        for owner, key in zip(recorded.entitlements, recorded.keys, strict=False)
-        if owner == entitlement.name
-    ]
-    tenant = next((entry for entry in config.tenants if entry.name == entitlement.tenant), None)
-    named = {key.name: key for key in tenant.keys} if tenant is not None else {}
-    own = {fingerprint(key.removeprefix("sha256:")) for key in entitlement.api_keys}
-    shut = {name for name, key in named.items() if key.suspended}
-    refused = len(keys) if tenant is not None and tenant.suspended else sum(k in shut for k in keys)
-    if refused > (1 - PROMISED) * len(keys):
-        reason = f"suspended in the file: {refused:,} of {len(keys):,} requests are refused"
-        return msgspec.structs.replace(subject, verdict="breaks", reason=reason)
-    strange = sorted(set(keys) - {"", *named, *own})
-    return withheld(subject, [f"the file does not have key {', '.join(strange)}"] * bool(strange))
+    """The finding, or what follows for it from requests that the file turns away itself."""
+    total = recorded.entitlements.count(entitlement.name)
+    refused: Counter[str] = Counter()
+    doubts: dict[str, None] = {}
+    for verdict, why, count in turned_away(config, entitlement, recorded):
+        if verdict == "breaks":
+            refused[why] += count
+        else:
+            doubts[why] = None
+    lost = refused.total()
+    if lost:
+        why = refused.most_common(1)[0][0]
+        reason = f"{why}: {lost:,} of {total:,} requests are refused"
+        if lost > (1 - PROMISED) * total:
+            return msgspec.structs.replace(subject, verdict="breaks", reason=reason)
+        doubts[reason] = None
+    return withheld(subject, list(doubts))
 
 
 def _promise(entitlement: EntitlementConfig) -> tuple[str, str]:

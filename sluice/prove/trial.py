@@ -244,6 +244,8 @@ def _entitlement(
     limited = np.isin(np.where(put_off, first, reasons), list(OWN_LIMITS)) & mine
     before = 0.0 if log.limited is None else float(weights[mine & log.limited].sum())
     unserved = float(weights[mine & (reasons != "")].sum()) / max(float(weights[mine].sum()), 1.0)
+    limits = gateway.served.fleet.timeouts
+    overdue = (fleet.end_s - fleet.arrival_s > limits.first_byte_s) | (fleet.ttft_s > limits.idle_s)
     if owner.service_class in BACKFILL:  # promised no capacity
         at_once = (reasons == "") & ~put_off
         mine = mine & (at_once | limited | (reasons == REFUSED_LENGTH))
@@ -262,6 +264,7 @@ def _entitlement(
         lost=lost,
         limited=float(weights[limited].sum()),
         limited_before=before,
+        overdue=float(weights[served & overdue & ~slow].sum()),
         per_s=float(weights[mine].sum()) * per_s,
         unserved=unserved,
         ttft_p99_s=float(np.quantile(fleet.ttft_s[served], 0.99)) if served.any() else nan,

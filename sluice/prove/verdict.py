@@ -19,6 +19,7 @@ PROMISED: Final = 0.99
 """Share of an entitlement's demand that is served in time, and of a pool's that it serves."""
 LIMIT_DOUBT: Final = 0.5
 """Relative doubt about refusals by own limits that the log has, too: clients may wait otherwise."""
+_OVERDUE: Final = "perhaps cut off (first_byte_s, idle_s)"
 LATE: Final = "late in "
 """Prefix of a loss: too slow, in that pool."""
 CHANGE: Final = 0.1
@@ -40,6 +41,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Refused by an entitlement's own limits."""
     limited_before: float = 0.0
     """Refused by its own limits when the log was written, or by the configuration in force."""
+    overdue: float = 0.0
+    """Served, if the file's time-outs towards engines do not cut them off."""
     doubt: float = LIMIT_DOUBT
     """How wrong `limited_before` may be, relatively."""
     per_s: float = 0.0
@@ -113,7 +116,7 @@ def judge(
     for run in runs:
         lost.update({cause: count / len(runs) for cause, count in run.lost.items()})
         excess = max(0.0, run.limited - run.limited_before) / len(runs)
-        lost.update({own: excess})
+        lost.update({own: excess, _OVERDUE: run.overdue / len(runs)})
     cause, count = lost.most_common(1)[0]
     pool = cause.removeprefix(LATE)
     if pool in pools:
@@ -220,7 +223,8 @@ def _overlap(a: Interval, b: Interval) -> bool:
 def _kept(runs: Sequence[Counts]) -> Interval:
     """The share that is kept, of the demand without what its own limits refused before.
 
-    How much they would refuse again is in doubt: clients of the log may come back otherwise.
+    How much they would refuse again is in doubt: clients of the log may come back otherwise. So is
+    what becomes of requests that may outlast a time-out: a stream's head may come at once.
     """
     bounds = []
     for sign in (0, -1, 1):
@@ -228,6 +232,7 @@ def _kept(runs: Sequence[Counts]) -> Interval:
         for run in runs:
             excused = min(run.limited, run.limited_before * (1 + sign * run.doubt))
             lost = sum(run.lost.values()) + run.limited - excused
+            lost += run.overdue if sign < 0 else 0.0
             shares.append(1 - lost / max(run.requests - excused, 1.0))
         bounds.append(_interval(shares, min(run.simulated for run in runs)))
     middle, strict, mild = bounds

@@ -36,6 +36,10 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Model of each request; "" if not known."""
     keys: tuple[str, ...] = ()
     """Name, or fingerprint, of the key of each request; "" if not known."""
+    asked_models: tuple[str, ...] = ()
+    """As clients wrote the model's name; "" if not known."""
+    body_bytes: Floats | None = None
+    """NaN if not known; None if no record tells."""
     limited: NDArray[np.bool_] | None = None
     """Whether its entitlement's own limits refused an attempt at it when it was recorded."""
     comes_back: bool = True
@@ -74,6 +78,8 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
             asked=None if self.asked is None else self.asked[index],
             models=tuple(self.models[i] for i in picked) if self.models else (),
             keys=tuple(self.keys[i] for i in picked) if self.keys else (),
+            asked_models=tuple(self.asked_models[i] for i in picked) if self.asked_models else (),
+            body_bytes=None if self.body_bytes is None else self.body_bytes[index],
             limited=None if self.limited is None else self.limited[index],
             digests=tuple(self.digests[i] for i in picked) if self.digests else (),
             cached=None if self.cached is None else self.cached[index],
@@ -138,6 +144,8 @@ def read_recorded(
         asked=_known([r.asked for r in rows]),
         models=tuple(r.model for r in rows),
         keys=tuple(r.key for r in rows),
+        asked_models=tuple(r.asked_model for r in rows),
+        body_bytes=_known([r.body_bytes for r in rows]),
         limited=np.array([r.limited for r in rows]),
         digests=tuple(r.digests for r in rows),
         cached=_known([r.cached for r in rows]),

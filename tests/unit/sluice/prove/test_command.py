@@ -220,6 +220,71 @@ def test_keys_that_the_file_suspends_are_refused_and_those_it_lacks_are_not_know
     assert "does not have key app" in lacking["reason"]
 
 
+SECOND = """\
+  - name: other
+    pools: {all: {max_model_len: 4096, max_num_seqs: 4, workers: ["http://127.0.0.1:4"]}}
+entitlements:
+"""
+DOOR = {
+    "models: [other]": ("breaks", "which does not open model m"),
+    "entitlements: [second]": ("breaks", "which does not list entitlement gold"),
+    'expires_at: "2001-01-01T00:00:00Z"': ("breaks", "which expires at 2001-01-01"),
+    'expires_at: "2040-01-01T00:00:00Z"': ("cannot tell", "which expires at 2040-01-01"),
+    "suspended: false": ("holds", "for 100.0 %"),
+}
+"""What the file says of gold's key; the verdict on gold, and why."""
+
+
+@pytest.mark.parametrize("terms", DOOR)
+def test_a_key_that_does_not_open_the_entitlement_breaks_it(terms: str, tmp_path: Path) -> None:
+    since = {"key": "app", "time_unix_s": 1.5e9}
+    log = [each | since | {"time_unix_s": 1.5e9 + each["time_unix_s"]} for each in GOLD]
+    second = "  - {name: second, tenant: a, model: other}\n"
+    file = FILE.replace("entitlements:\n", SECOND) + second + TENANT
+    file = file.replace("{name: app,", f"{{name: app, {terms},")
+    found = findings(run(tmp_path, file, log, "--json"))["entitlement gold"]
+    verdict, reason = DOOR[terms]
+    assert found["verdict"] == verdict
+    assert reason in found["reason"]
+
+
+def test_bodies_that_are_too_large_and_names_that_went_are_refused(tmp_path: Path) -> None:
+    log = [
+        each
+        | {"body_bytes": 3000 + 2000 * (place % 50 == 0)}
+        | {"asked_model": "old-name" if place % 200 == 0 else "m"}
+        for place, each in enumerate(GOLD)
+    ]
+    for more, verdict, reason in (
+        ("max_body_bytes: 4000", "breaks", "larger than server.max_body_bytes (4,000): 25 of"),
+        ("max_body_bytes: 5000", "cannot tell", "asked for model old-name, which the file does"),
+    ):
+        file = f"{FILE}server: {{{more}}}\n"
+        found = findings(run(tmp_path, file, log, "--json"))["entitlement gold"]
+        assert found["verdict"] == verdict
+        assert reason in found["reason"]
+    aliased = FILE.replace("name: m\n", 'name: m\n    aliases: ["old-*"]\n')
+    assert findings(run(tmp_path, aliased, log, "--json"))["entitlement gold"]["verdict"] == "holds"
+
+
+def test_answers_that_may_outlast_a_time_out_are_not_known(tmp_path: Path) -> None:
+    for limit_s, verdict in ((0.3, "cannot tell"), (5, "holds")):
+        file = f"{FILE}timeouts: {{first_byte_s: {limit_s}}}\n"
+        found = findings(run(tmp_path, file, GOLD, "--json"))["entitlement gold"]
+        assert found["verdict"] == verdict
+        assert ("perhaps cut off" in found["reason"]) == (verdict == "cannot tell")
+
+
+def test_a_setting_that_no_proof_covers_is_said_not_to_be_covered(tmp_path: Path) -> None:
+    old = tmp_path / "old.yaml"
+    old.write_text(FILE, "utf-8")
+    changed = FILE.replace("name: m\n", "name: m\n    engine_priority: vllm\n")
+    alone = run(tmp_path, changed, FEW)
+    assert "taken to be as when the log was written: models.engine_priority" in words_of(alone)
+    beside = findings(run(tmp_path, changed, FEW, "--against", str(old), "--json"))
+    assert beside["setting models[m].engine_priority"]["verdict"] == "cannot tell"
+
+
 def test_what_may_change_by_itself_or_end_is_not_known(tmp_path: Path) -> None:
     expires = FILE.replace("target_ms: 300", 'target_ms: 300, expires_at: "2030-01-01T00:00:00Z"')
     found = findings(run(tmp_path, expires, GOLD + DEEP, "--json"))
@@ -233,11 +298,6 @@ def without(key: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in each.items() if k != key} for each in FEW]
 
 
-SECOND = """\
-  - name: other
-    pools: {all: {max_model_len: 4096, max_num_seqs: 4, workers: ["http://127.0.0.1:4"]}}
-entitlements:
-"""
 UNKNOWN = {
     f"which model {len(FEW)} requests are for": (
         FILE.replace("entitlements:\n", SECOND),
