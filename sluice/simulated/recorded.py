@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.routing.routing import CATEGORIES
 from planner.errors import PlanError
 from planner.readers.demand import read_demand
 from planner.readers.fields import parse_field_map
@@ -49,7 +50,10 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     cached: Floats | None = None
     """Prompt tokens that an engine had cached, NaN if not known; None if no record tells."""
     cut_shares: tuple[tuple[float, float, float], ...] = ()
-    """p_c by length: (shortest, longest total, share that was cut), ascending."""
+    """p_c by length: (shortest, longest total, share that was cut), ascending.
+
+    Of prompts of categories that a compressor takes: a simulated gateway leaves out the others.
+    """
     first_unix_s: float = 0.0
     """Time of the first request, as the log has it."""
     kv_tokens_per_s: float | None = None
@@ -152,7 +156,13 @@ def read_recorded(
         comes_back=not demand.tells_retries
         or demand.unserved < ENOUGH
         or demand.retries > demand.unserved / 2,
-        cut_shares=_by_length([(r.prompt + r.answer, r.cut) for r in rows if isfinite(r.cut)]),
+        cut_shares=_by_length(
+            [
+                (r.prompt + r.answer, r.cut)
+                for r in rows
+                if isfinite(r.cut) and (r.category or "prose") in CATEGORIES
+            ]
+        ),
         first_unix_s=rows[0].time_s,
         kv_tokens_per_s=sum(r.prompt for r in handed) / sum(r.transfer_s for r in handed)
         if handed

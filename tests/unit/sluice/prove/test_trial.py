@@ -74,3 +74,22 @@ def test_the_share_that_can_be_cut_is_known_by_length_where_the_log_has_enough(
     assert shares[1 : count // 2].tolist() == [1.0] * (count // 2 - 1)
     assert shares[count // 2 + 1 : -1].tolist() == [0.0] * (count // 2)
     assert np.isnan(read(ENOUGH_CUT - 2).compressible_by_length()).all()
+
+
+def test_prompts_that_no_compressor_takes_do_not_count_for_the_share_that_can_be_cut(
+    tmp_path: Path,
+) -> None:
+    """They are in no simulated window either: they would count twice."""
+    path = tmp_path / "log.jsonl"
+    lines = [
+        decision(
+            time_unix_s=float(t),
+            prompt_tokens=1000,
+            completion_tokens=1,
+            category="code" if t % 2 else "prose",
+            not_compressed="category" if t % 2 else "observed",
+        )
+        for t in range(2 * ENOUGH_CUT)
+    ]
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    assert (read_recorded(path).compressible_by_length() == 1).all()
