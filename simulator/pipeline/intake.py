@@ -4,7 +4,7 @@ These are the gateway's own decisions in the order of its pipeline. What a gatew
 lengths of prompt and answer, is estimated by its estimator, which learns as requests end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
 
@@ -202,6 +202,11 @@ class Intake:
             return NO_PREFIX
         tokens_per_byte = flight.whole.input_tokens_total / points[-1][0]
         return Prefix(points, served.fleet.pools, tokens_per_byte, served.fleet.phases)
+
+    def teach(self, indexes: Iterable[int]) -> None:
+        """Teach the estimator what these requests are, as a gateway knows that has served them."""
+        for index in indexes:
+            self.learn(self._read(index))
 
     def learn(self, flight: Flight) -> None:
         """Teach the estimator what a served request turned out to be."""

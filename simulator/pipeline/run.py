@@ -16,7 +16,7 @@ every prompt is new text. Answers are in no cache. Not simulated: the gateway's 
 compressor takes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -54,13 +54,16 @@ def run_pipeline(
     seed: int = 0,
     failures: Sequence[Outage] = (),
     retries: int = 0,
+    taught: Iterable[int] = (),
     progress: Callable[[int], None] | None = None,
 ) -> PipelineOutcome:
     """Serve all requests; `progress` is called now and then with the number of arrivals.
 
-    `retries`: how often a client comes back.
+    `retries`: how often a client comes back. `taught`: requests of which the estimator has learned
+    before.
     """
     run = Run(gateway, requests, seed, retries)
+    run.intake.teach(taught)
     run.all(failures, progress)
     return run.outcome()
 

@@ -34,6 +34,8 @@ from sluice.simulated.recorded import RecordedTraffic
 
 RETRIES: Final = 2
 """As OpenAI's clients come back."""
+TAUGHT: Final = 5000
+"""Most served requests of the log of which the estimator knows, as that of the gateway in force."""
 PIECE_S: Final = 300.0
 """Length of the pieces by which a long log is sampled, and over which peaks are taken."""
 WARM_UP_S: Final = 600.0
@@ -157,14 +159,18 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
     )
     tenants = tenants_of(gateway.entitlements, None)
     requests = tenant_traffic(traffic, tenants, np.random.default_rng(trial.seed), recorded)
-    p_c = recorded.compressible_by_length()
+    p_c = recorded.compressible()
     requests = msgspec.structs.replace(
         requests,
         compressible=np.nan_to_num(p_c),
         prompts=_shared(gateway, recorded, requests.entitlement),
     )
     retries = RETRIES if recorded.comes_back else 0
-    outcome = run_pipeline(gateway, requests, seed=trial.seed, retries=retries, progress=progress)
+    known = np.flatnonzero(recorded.at_s >= 0 if recorded.uncut is None else recorded.uncut)
+    taught = known[:: len(known) // TAUGHT + 1].tolist()
+    outcome = run_pipeline(
+        gateway, requests, seed=trial.seed, retries=retries, taught=taught, progress=progress
+    )
     late = recorded.at_s >= min(0.2 * float(recorded.at_s[-1]), WARM_UP_S)
     reasons = np.array(outcome.reasons, dtype=object)
     window = outcome.fleet.compressed.copy()

@@ -41,6 +41,10 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """As clients wrote the model's name; "" if not known."""
     body_bytes: Floats | None = None
     """NaN if not known; None if no record tells."""
+    uncut: NDArray[np.bool_] | None = None
+    """Whether it was served as its client sent it; None for all."""
+    cut: Floats | None = None
+    """1 or 0: its prompt was cut, or could not be; NaN where it was not in a window."""
     limited: NDArray[np.bool_] | None = None
     """Whether its entitlement's own limits refused an attempt at it when it was recorded."""
     comes_back: bool = True
@@ -61,12 +65,12 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
     """Requests without lengths or times."""
 
-    def compressible_by_length(self) -> Floats:
-        """p_c of each request by its total; NaN where the log does not tell."""
-        totals, found = self.prompts + self.answers, np.full(len(self.prompts), nan)
+    def compressible(self) -> Floats:
+        """p_c of each request: its own, else by its total; NaN where the log does not tell."""
+        totals, p_c = self.prompts + self.answers, np.full(len(self.prompts), nan)
         for shortest, longest, share in self.cut_shares:
-            found[(totals >= shortest) & (totals <= longest)] = share
-        return found
+            p_c[(totals >= shortest) & (totals <= longest)] = share
+        return p_c if self.cut is None else np.where(np.isnan(self.cut), p_c, self.cut)
 
     def of(self, index: Ints, at_s: Floats) -> "RecordedTraffic":
         """Some of its requests, at other times."""
@@ -84,6 +88,8 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
             keys=tuple(self.keys[i] for i in picked) if self.keys else (),
             asked_models=tuple(self.asked_models[i] for i in picked) if self.asked_models else (),
             body_bytes=None if self.body_bytes is None else self.body_bytes[index],
+            uncut=None if self.uncut is None else self.uncut[index],
+            cut=None if self.cut is None else self.cut[index],
             limited=None if self.limited is None else self.limited[index],
             digests=tuple(self.digests[i] for i in picked) if self.digests else (),
             cached=None if self.cached is None else self.cached[index],
@@ -150,6 +156,8 @@ def read_recorded(
         keys=tuple(r.key for r in rows),
         asked_models=tuple(r.asked_model for r in rows),
         body_bytes=_known([r.body_bytes for r in rows]),
+        uncut=np.array([r.served and r.cut != 1 for r in rows]),
+        cut=_known([r.cut for r in rows]),
         limited=np.array([r.limited for r in rows]),
         digests=tuple(r.digests for r in rows),
         cached=_known([r.cached for r in rows]),

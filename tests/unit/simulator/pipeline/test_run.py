@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -100,6 +101,18 @@ def test_pools_are_chosen_from_estimates_and_not_from_the_true_lengths() -> None
     # What a gateway cannot know: an answer's length, and a prompt's exact tokens.
     assert 0.01 < float((true_short != went_short).mean()) < 0.6
     assert not (went_short & (sent.traffic.total_tokens > 2000)).any()
+
+
+@pytest.mark.parametrize(("taught", "short"), [(0, 0), (200, 300)])
+def test_what_a_gateway_has_learned_counts_from_the_first_request_on(
+    taught: int, short: int
+) -> None:
+    """Eight bytes a token, twice as many as it assumes: untaught, it takes all for long ones."""
+    served = gateway(POOLS, more="    boundary: {b_short: 1500}\n")
+    sent = requests(served, 1000.0, 300, prompts=(1000, 1010))
+    sent = msgspec.structs.replace(sent, text_bytes=8 * sent.traffic.prompt_tokens)
+    planned = run(served, sent, taught=range(taught)).fleet.planned
+    assert int((planned == 0).sum()) == short
 
 
 def test_a_prompt_in_the_window_is_compressed_as_often_as_the_compressor_can() -> None:

@@ -69,17 +69,18 @@ def test_the_share_that_can_be_cut_is_known_by_length_where_the_log_has_enough(
         return read_recorded(path)
 
     count = LENGTHS * ENOUGH_CUT
-    shares = read(count).compressible_by_length()
+    shares = read(count).compressible()
     assert np.isnan(shares[[0, -1]]).all()
     assert shares[1 : count // 2].tolist() == [1.0] * (count // 2 - 1)
     assert shares[count // 2 + 1 : -1].tolist() == [0.0] * (count // 2)
-    assert np.isnan(read(ENOUGH_CUT - 2).compressible_by_length()).all()
+    few = read(ENOUGH_CUT - 2).compressible()  # each tells of itself alone
+    assert np.isnan(few).nonzero()[0].tolist() == [0, ENOUGH_CUT - 1]
 
 
 def test_prompts_that_no_compressor_takes_do_not_count_for_the_share_that_can_be_cut(
     tmp_path: Path,
 ) -> None:
-    """They are in no simulated window either: they would count twice."""
+    """They are in no simulated window either: they would count twice. Others tell of themselves."""
     path = tmp_path / "log.jsonl"
     lines = [
         decision(
@@ -92,4 +93,4 @@ def test_prompts_that_no_compressor_takes_do_not_count_for_the_share_that_can_be
         for t in range(2 * ENOUGH_CUT)
     ]
     path.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
-    assert (read_recorded(path).compressible_by_length() == 1).all()
+    assert read_recorded(path).cut_shares == ((1000.0 + 1, 1000.0 + 1, 1.0),)
