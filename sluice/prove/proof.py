@@ -270,7 +270,8 @@ def _let_in(
         reason = f"{why}: {lost:,} of {total:,} requests are refused"
         if lost > (1 - PROMISED) * total:
             return msgspec.structs.replace(subject, verdict="breaks", reason=reason)
-        doubts[reason] = None
+        if subject.verdict == "holds":
+            doubts[reason] = None
     return withheld(subject, list(doubts))
 
 

@@ -167,7 +167,10 @@ def withheld(finding: Finding, doubts: Sequence[str]) -> Finding:
     """The finding without its verdict: what it rests on is not known."""
     if not doubts or finding.kept is None:
         return finding
-    reason = f"{'; '.join(doubts)} (simulated: {finding.reason})"
+    simulated = finding.reason
+    if "(simulated: " not in simulated:
+        simulated = f"(simulated: {simulated})"
+    reason = f"{'; '.join(doubts)} {simulated}"
     return msgspec.structs.replace(finding, verdict="cannot tell", reason=reason)
 
 
