@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil, inf, log
 from pathlib import Path
@@ -27,11 +27,11 @@ from gateway.batches.promise import (
     with_hour,
     work,
 )
-from gateway.errors import NotFound, Refusal, StateFailure
+from gateway.batches.rights import BatchModels
+from gateway.errors import Refusal, StateFailure
 from gateway.estimate.learners import TwoTermFit
 from gateway.fleet import fleet
 from gateway.fleet.model_runtime import ModelRuntime
-from gateway.pipeline.plan import find_model
 from gateway.ports import Changed, Documents
 from gateway.records.batch import ENDED, Batch, Promise, StoredFile
 from gateway.records.decision import DecisionRecord
@@ -71,20 +71,16 @@ class Forecaster:
     def __init__(
         self,
         *,
-        models: Mapping[str, ModelRuntime],
-        splits: Collection[str] = (),
+        models: BatchModels,
         store: Documents,
         running: Callable[[str], int],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         request_log: Path | None = None,
     ) -> None:
-        """`models` by name and alias, and `splits` over several, change with a reload.
-
-        `running`: sequences of batches in flight here.
-        """
-        self._models, self._splits, self._store = models, splits, store
-        self._running, self._clock, self._wall_clock = running, clock, wall_clock
+        """`running`: sequences of batches in flight here, by model."""
+        self._models, self._store, self._running = models, store, running
+        self._clock, self._wall_clock = clock, wall_clock
         self._request_log = request_log
         self._seen: dict[str, _Seen] = {}
         self._hour = int(wall_clock() // HOUR_S)
@@ -100,7 +96,7 @@ class Forecaster:
 
     async def begin(self) -> None:
         """Read the profiles; where there are none, the request log begins them."""
-        for name in self._names():
+        for name in self._by_name():
             seen = self._seen_of(name)
             with contextlib.suppress(StateFailure):
                 if stored := await self._store.get(Profile, name):
@@ -108,7 +104,7 @@ class Forecaster:
             seen.seconds.a, seen.seconds.b = seen.profile.seconds
         if self._request_log is not None and not any(s.profile.hours for s in self._seen.values()):
             logged = await asyncio.to_thread(hours_of_log, self._request_log, self._hour)
-            for name in self._names() & logged.keys():
+            for name in self._by_name().keys() & logged.keys():
                 await self._change(name, partial(_with_hours, hours=logged[name]))
 
     def __call__(self, record: msgspec.Struct) -> None:
@@ -134,7 +130,7 @@ class Forecaster:
             raise _cannot_promise(batch, f"'{batch.model}' stands for several models.")
         planned_slot_s, cost = self._planned(served, batch, file)
         batch = msgspec.structs.replace(batch, planned_slot_s=planned_slot_s)
-        left, others = await self._around(served.name, batch)
+        left, others = await self._around(served, batch)
         by_unix_s: int | None = batch.expires_unix_s
         decided = await self._apart(left.decide, self._work(served.name, batch, by_unix_s), others)
         if not decided.promised:
@@ -153,7 +149,7 @@ class Forecaster:
         served, by_unix_s = self._served(batch), batch.promised_by_unix_s
         if served is None:
             return None
-        left, others = await self._around(served.name, batch)
+        left, others = await self._around(served, batch)
         rest = self._work(served.name, batch, by_unix_s)
         p50_s, p95_s = await self._apart(left.ends, rest, others)
         cost = 0 if batch.forecast is None else batch.forecast.cost_nano
@@ -195,30 +191,27 @@ class Forecaster:
             by_unix_s=by_unix_s,
         )
 
-    async def _around(self, name: str, batch: Batch) -> tuple[Leftovers, list[Work]]:
+    async def _around(self, served: ModelRuntime, batch: Batch) -> tuple[Leftovers, list[Work]]:
         """The capacity that live requests leave, and the other open batches that use it."""
         names = [other for other in await self._store.open_names(Batch) if other != batch.id]
         others = [stored[0] for i in names if (stored := await self._store.get(Batch, i))]
-        seen, now_unix_s = self._seen_of(name), self._wall_clock()
+        seen, now_unix_s = self._seen_of(served.name), self._wall_clock()
         hour = int(now_unix_s // HOUR_S)
         if (demand := seen.demand) is None or demand.hour != hour:
             demand = seen.demand = await self._apart(Demand, seen.profile, hour)
-        live = seen.live_s / seen.since_s if seen.since_s else float(self._live(name))
-        slots, live = self._slots(name), live + seen.others
+        live = seen.live_s / seen.since_s if seen.since_s else float(self._live(served))
+        slots, live = self._slots(served), live + seen.others
         return await self._apart(Leftovers, demand, slots, live, now_unix_s), [
-            self._work(name, other, other.promised_by_unix_s)
+            self._work(served.name, other, other.promised_by_unix_s)
             for other in others
             if other.status not in ENDED
-            and (served := self._served(other)) is not None
-            and served.name == name
+            and [model.name for model in self._models.known(other.model)] == [served.name]
         ]
 
     def _served(self, batch: Batch) -> ModelRuntime | None:
         """Its model; None for a name of several, of which it is not known which one answers."""
-        with contextlib.suppress(NotFound):  # a reload removed it
-            if batch.model not in self._splits:
-                return find_model(self._models, batch.model)
-        return None
+        models = self._models.known(batch.model)
+        return models[0] if len(models) == 1 else None
 
     async def _apart(self, work: Callable[..., _T], *arguments: Any) -> _T:
         """Compute in a thread, one at a time: it takes up to 0.3 s, and live requests go on."""
@@ -238,41 +231,36 @@ class Forecaster:
 
     # -- what is observed
 
-    def _names(self) -> set[str]:
-        return {served.name for served in self._models.values()}
+    def _by_name(self) -> dict[str, ModelRuntime]:
+        return {served.name: served for served in self._models.by_name.values()}
 
-    def _pools(self, name: str) -> Iterable[fleet.PoolState]:
-        return self._models[name].fleet.routed
-
-    def _slots(self, name: str) -> int:
+    def _slots(self, served: ModelRuntime) -> int:
         """What batches and live requests may take together."""
-        slots = sum(fleet.ready_slots(pool, self._clock()) for pool in self._pools(name))
+        slots = sum(fleet.ready_slots(pool, self._clock()) for pool in served.fleet.routed)
         return max(0, slots - HEADROOM)
 
     def _seen_of(self, name: str) -> _Seen:
         return self._seen.setdefault(name, _Seen(Profile(id=name)))
 
-    def _live(self, name: str) -> int:
-        return max(0, sum(pool.inflight for pool in self._pools(name)) - self._running(name))
+    def _live(self, served: ModelRuntime) -> int:
+        return max(0, sum(p.inflight for p in served.fleet.routed) - self._running(served.name))
 
     async def _observe(self) -> None:
         now_s, hour = self._clock(), int(self._wall_clock() // HOUR_S)
         passed_s, self._observed_s = now_s - self._observed_s, now_s
         over, self._hour = self._hour, hour
-        for name in self._names():
-            if name not in self._models:  # a reload removed it meanwhile
-                continue
+        for name, served in self._by_name().items():
             seen, items = self._seen_of(name), self._running(name)
             seen.since_s += passed_s
-            seen.live_s += self._live(name) * passed_s
+            seen.live_s += self._live(served) * passed_s
             seen.backlog_s += passed_s if items else 0.0
             seen.used_s += items * passed_s
             if hour > over:
-                await self._hour_over(name, seen, over)
+                await self._hour_over(served, seen, over)
 
-    async def _hour_over(self, name: str, seen: _Seen, hour: int) -> None:
+    async def _hour_over(self, served: ModelRuntime, seen: _Seen, hour: int) -> None:
         live = seen.live_s / max(seen.since_s, 1.0)
-        left_s = max(0.0, self._slots(name) - live - seen.others) * seen.backlog_s
+        left_s = max(0.0, self._slots(served) - live - seen.others) * seen.backlog_s
         used_s, keep = seen.used_s, _KEEP if seen.used_s else 1.0
         seen.since_s = seen.live_s = seen.backlog_s = seen.used_s = 0.0
 
@@ -284,7 +272,7 @@ class Forecaster:
                 seconds=(seen.seconds.a, seen.seconds.b),
             )
 
-        await self._change(name, added)
+        await self._change(served.name, added)
         seen.others = max(0.0, seen.profile.hours[-1] - live)
 
     async def _change(self, name: str, changed: Callable[[Profile], Profile]) -> None:

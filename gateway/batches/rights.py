@@ -18,14 +18,14 @@ class BatchModels:
         self, models: Mapping[str, ModelRuntime], splits: Mapping[str, SplitAlias]
     ) -> None:
         """`models` by name and alias; both may change."""
-        self._models = models
+        self.by_name = models
         self._splits = splits
 
     def served(self, name: str) -> list[ModelRuntime]:
         """The models that a name stands for. Raises NotFound."""
         split = self._splits.get(name)
         return (
-            [self._models[m] for m in split.models] if split else [find_model(self._models, name)]
+            [self.by_name[m] for m in split.models] if split else [find_model(self.by_name, name)]
         )
 
     def known(self, name: str) -> list[ModelRuntime]:

@@ -57,16 +57,15 @@ class Batches:
         self._contents = Contents(section.url)
         # Windows and expiries are times that replicas compare.
         wall_clock = self._store.unix_s
+        models = BatchModels(served.by_name, served.splits)
         self._forecaster = Forecaster(
-            models=served.by_name,
-            splits=served.splits,
+            models=models,
             store=self._store,
             running=lambda name: self.runner.running(name),  # noqa: PLW0108 - made below
             clock=time.monotonic,
             wall_clock=wall_clock,
             request_log=config.request_log.path,
         )
-        models = BatchModels(served.by_name, served.splits)
         around = Around(
             pipeline=pipeline,
             keyring=keyring,

@@ -12,13 +12,16 @@ from msgspec.structs import replace
 
 from gateway.batches.forecaster import Forecaster
 from gateway.batches.promise import HOUR_S, Leftovers, Profile
+from gateway.batches.rights import BatchModels
 from gateway.errors import Refusal
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.ports import Documents
 from gateway.records.batch import Batch, Part, Promise, StoredFile
+from gateway.routing.split_alias import SplitAlias
 from gateway.store.backends import open_documents
 from tests.builders import decision, routing, served_model
 
+SPLITS = {"several": SplitAlias("several", {"m": 1, "m-*": 1})}
 NOW = float(500_000 * HOUR_S)
 
 
@@ -45,7 +48,7 @@ class World:
         self.pool = self.served.fleet.pools[0]
         self.names = {"m": self.served, "alias": self.served}
         self.forecaster = Forecaster(
-            models=self.names,
+            models=BatchModels(self.names, SPLITS),
             store=store,
             running=lambda _: self.batches,
             clock=self.time.monotonic,
@@ -152,7 +155,7 @@ async def test_no_leftovers_are_told_and_promise_nothing(store: Documents) -> No
 
 
 async def test_a_pattern_is_promised_and_a_name_of_several_models_is_not(store: Documents) -> None:
-    world = World(store, splits={"several": None})
+    world = World(store)
     world.names["m-*"] = world.served
     await world.hours(2, 2)
     day = world.batch(86_400)
