@@ -23,10 +23,9 @@ class BatchModels:
 
     def served(self, name: str) -> list[ModelRuntime]:
         """The models that a name stands for. Raises NotFound."""
-        split = self._splits.get(name)
-        return (
-            [self.by_name[m] for m in split.models] if split else [find_model(self.by_name, name)]
-        )
+        if split := self._splits.get(name):
+            return [self.by_name[model] for model in split.models]
+        return [find_model(self.by_name, name)]
 
     def known(self, name: str) -> list[ModelRuntime]:
         """The same; none where there is none."""

@@ -145,14 +145,12 @@ class Runner:
         if batch.status == "validating":
             batch = batch.moved("in_progress", now_unix_s)
         batch = replace(batch, owner=around.owner, epoch=batch.epoch + 1)
-        try:
+        with contextlib.suppress(Changed):
             version = await around.store.put(batch, seen.version)
-        except Changed:
-            return
-        self._seen.pop(batch.id)
-        self._runs[batch.id] = run = Run(around, batch, version, self._slots)
-        self._leftovers.setdefault(batch.model, Leftovers())
-        run.task.add_done_callback(lambda _: self._ended(run))
+            del self._seen[batch.id]
+            self._leftovers.setdefault(batch.model, Leftovers())
+            self._runs[batch.id] = run = Run(around, batch, version, self._slots)
+            run.task.add_done_callback(lambda _: self._ended(run))
 
     def _of(self, model: str) -> list[Run]:
         return [run for run in self._runs.values() if run.batch.model == model]
