@@ -153,15 +153,14 @@ class BatchService:
     ) -> list[StoredFile]:
         """A tenant's files that follow one ("": from the start)."""
         shown: list[StoredFile] = []
-        more = True
-        while more and len(shown) < limit:
+        while len(shown) < limit:
             page = await self.store.page(
                 StoredFile, tenant, after, READ_FILES, oldest_first=oldest_first
             )
-            files = [stored for stored, _ in page]
-            shown += [f for f in files if purpose in {None, f.purpose} and self._is_there(f)]
-            more = len(files) == READ_FILES
-            after = files[-1].id if files else ""
+            shown += [f for f, _ in page if purpose in {None, f.purpose} and self._is_there(f)]
+            if len(page) < READ_FILES:
+                break
+            after = page[-1][0].id
         return shown[:limit]
 
     async def content(self, stored: StoredFile, start: int, end: int) -> AsyncIterator[bytes]:
