@@ -57,7 +57,7 @@ UNSURE_S: Final = 10.0
 _LOOK_S: Final = 0.1
 """Between two looks at what the document is due."""
 _FORECAST_S: Final = 60.0
-_BLOCK_BYTES: Final = 512 << 10
+_BLOCK_BYTES: Final = 4 << 20
 """Of the input at a time, within which items are ordered."""
 _PARSED: Final = 128
 """Lines parsed before others have their turn of the event loop."""
@@ -352,7 +352,7 @@ class Run:
 
     def _say(self, message: str, error: Exception | None = None) -> None:
         """Tell clients why it waits; what failed, with its paths and hosts, is for the log."""
-        if message and message != self._message:
+        if message != self._message:
             _log.warning("batch %s: %s %s", self.batch.id, message, error or "")
         self._message = message
 
@@ -470,7 +470,7 @@ class Run:
             self._waiting.appendleft(item)
             if refusal.reason != "evicted":  # it made way for one request, and others go on
                 self._pace.refused(sent_s, now_s)
-            self._say(refusal.message)
+            self._message = refusal.message
         else:
             self._take(item, answer)
 
@@ -487,7 +487,7 @@ class Run:
             usage = usage_line(answer.record, around.currency)
         self._output.take(self.batch, item, answer, usage)
         self._pace.answered(len(self.tries) - 1)
-        self._say("")
+        self._message = ""
         result = "completed" if answer.is_good else "failed"
         around.metrics.batch_items.add(self.batch.model, result)
 
