@@ -388,8 +388,9 @@ def test_it_is_used_with_the_keyboard_alone(fleet: Fleet, browser: Browser) -> N
     assert chosen in browser.run("return document.getElementById('story-title').innerText")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1920, 3840])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(360, "light"), (360, "dark"), (1920, "light"), (3840, "dark")]
+)
 def test_it_fits_and_can_be_read_by_everybody(
     fleet: Fleet, browser: Browser, axe: str, width: int, scheme: Literal["light", "dark"]
 ) -> None:

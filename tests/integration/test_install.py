@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,51 +38,53 @@ EXTRAS = (
 class Environment:
     """A virtual environment, and an empty folder in which commands run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, venv: Path, folder: Path) -> None:
         self.folder = folder
-        self.bin = folder / "venv/bin"
-        base = getattr(sys, "_base_executable", sys.executable)
-        self._run(base, "-m", "venv", "--without-pip", str(folder / "venv"))
-
-    def pip(self, verb: str, *words: str) -> None:
-        """By the suite's own pip, in the repository."""
-        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), verb, "--quiet"]
-        self._run(*pip, *words, cwd=ROOT)
+        self.bin = venv / "bin"
 
     def sluice(self, *words: str, code: int = 0) -> str:
         """What the command prints."""
-        return self._run(str(self.bin / "sluice"), *words, code=code)
+        return run(str(self.bin / "sluice"), *words, cwd=self.folder, code=code)
 
     def python(self, program: str) -> str:
-        return self._run(str(self.bin / "python"), "-c", program)
+        return run(str(self.bin / "python"), "-c", program, cwd=self.folder)
 
-    def _run(self, *command: str, cwd: Path | None = None, code: int = 0) -> str:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        done = subprocess.run(
-            command, cwd=cwd or self.folder, env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
+
+def run(*command: str, cwd: Path = ROOT, code: int = 0) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def pip(*words: str) -> None:
+    """The suite's own, in the repository."""
+    run(sys.executable, "-m", "pip", "--quiet", *words)
+
+
+def empty(folder: Path) -> Path:
+    """A virtual environment in a folder."""
+    base = getattr(sys, "_base_executable", sys.executable)
+    run(base, "-m", "venv", "--without-pip", str(folder / "venv"))
+    return folder / "venv"
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """Of the tree, of the source distribution that the tree makes, and a folder of all needed."""
     folder = tmp_path_factory.mktemp("wheels")
-    environment = Environment(folder)
-    environment.pip("install", "hatchling")
     (folder / "tree").mkdir()
-    environment.python(
-        f"import os; os.chdir({str(ROOT)!r})\n"
+    build = (
         "from hatchling.build import build_sdist, build_wheel\n"
         f"build_sdist({str(folder)!r}); build_wheel({str(folder / 'tree')!r})"
     )
+    run(sys.executable, "-c", build)
     (source,) = folder.glob("*.tar.gz")
-    environment.pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(source))
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     (of_tree,) = folder.glob("tree/*.whl")
     (of_source,) = folder.glob("*.whl")
     every = f"{of_source}[{','.join(EXTRAS[1:])}]"
-    environment.pip("wheel", "--wheel-dir", str(folder / "needed"), every)
+    pip("wheel", "--wheel-dir", str(folder / "needed"), every)
     return of_tree, of_source, folder / "needed"
 
 
@@ -96,18 +99,40 @@ def test_the_source_distribution_makes_the_wheel_of_the_tree(
     assert len(contents[0]) > 300
 
 
+@pytest.fixture(scope="module")
+def exact(
+    wheels: tuple[Path, Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Make one environment hold the wheel with an extra and nothing else.
+
+    By uv, which only exchanges what differs: what stays has its bytecode, which takes longer than
+    all else where each extra has an environment of its own.
+    """
+    _, wheel, needed = wheels
+    folder = tmp_path_factory.mktemp("extras")
+    venv = empty(folder)
+    uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--exact", "--no-config"]
+    uv += ["--offline", "--no-index", "--find-links", str(needed)]
+    uv += ["--cache-dir", str(folder / "uv"), "--python", str(venv / "bin/python")]
+
+    def hold(extra: str) -> Path:
+        run(*uv, f"sluice-gateway[{extra}] @ {wheel.as_uri()}")
+        return venv
+
+    return hold
+
+
 @pytest.fixture(scope="module", params=EXTRAS)
 def installed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Environment]:
     extra: str = request.param
-    environment = Environment(tmp_path_factory.mktemp(extra or "core"))
-    words = ["."]
-    if extra:  # pip looks at an index for seconds, so only once for all extras
-        _, wheel, needed = request.getfixturevalue("wheels")
-        words = ["--no-index", "--find-links", str(needed), f"{wheel}[{extra}]"]
-    environment.pip("install", "--no-compile", *words)
-    return extra, environment
+    folder = tmp_path_factory.mktemp(extra or "core")
+    if extra:
+        return extra, Environment(request.getfixturevalue("exact")(extra), folder)
+    venv = empty(folder)
+    pip("--python", str(venv / "bin/python"), "install", "--no-compile", ".")
+    return extra, Environment(venv, folder)
 
 
 def test_every_extra_for_users_is_tried() -> None:

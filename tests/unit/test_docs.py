@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-import typer.main
 from prometheus_client import CollectorRegistry
 
 import gateway.pipeline.dispatcher
@@ -34,7 +33,7 @@ from gateway.settings.source import install
 from simulator.engine.profiles import PROFILES
 from simulator.mock_server import tokenizer
 from simulator.mock_server.api.faults import KINDS
-from sluice.cli import app, register
+from tests.running import command
 
 ROOT = Path(__file__).parents[2]
 ADRS = sorted(ROOT.glob("docs/adr/*.md"))
@@ -84,10 +83,7 @@ def blocks_of(path: Path, language: str) -> list[str]:
 
 def commands() -> dict[str, list[str]]:
     """Verb -> its long options, and those of the verbs under it."""
-    if not app.registered_commands:
-        register()
-    group: Any = typer.main.get_command(app)
-    return {name: options_of(verb) for name, verb in group.commands.items()}
+    return {name: options_of(verb) for name, verb in command().commands.items()}
 
 
 def options_of(verb: Any) -> list[str]:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import typer.main
 import yaml
 
-from sluice.cli import app, register
+from tests.running import command
 
 ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "deploy/prometheus"
@@ -85,11 +84,9 @@ def alerts() -> list[dict[str, Any]]:
     return [rule for rule in rules() if "alert" in rule]
 
 
-def parse(command: list[str]) -> None:
+def parse(arguments: list[str]) -> None:
     """Parse as the `sluice` command does, without running it; what is wrong raises."""
-    if not app.registered_commands:
-        register()
-    group: Any = typer.main.get_command(app)
-    with group.make_context("sluice", list(command), resilient_parsing=False) as context:
-        name, verb, rest = group.resolve_command(context, list(command))
+    group = command()
+    with group.make_context("sluice", list(arguments), resilient_parsing=False) as context:
+        name, verb, rest = group.resolve_command(context, list(arguments))
         verb.make_context(name, rest, parent=context)

@@ -35,9 +35,8 @@ def test_ci_runs_what_the_script_of_ci_runs() -> None:
     jobs = load_yaml(".github/workflows/ci.yml")["jobs"]
     runs = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
     script = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    assert re.findall(r"^make (\w+)", "\n".join(runs), re.MULTILINE) == re.findall(
-        r"^timeout \d+ make (\w+)", script, re.MULTILINE
-    )
+    called = re.findall(r"^make (\w+)", "\n".join(runs), re.MULTILINE)
+    assert sorted(called) == sorted(re.findall(r"^timeout \d+ make (\w+)", script, re.MULTILINE))
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)

@@ -114,8 +114,9 @@ def workloads(draw: st.DrawFn, p: EngineProfile) -> list[Action]:
         if draw(st.integers(0, 4)) == 0:
             actions.append(Action(at_s + draw(st.integers(0, 160)) / 8 * p.w_s, abort=f"r{i}"))
         if hold:
-            # The last one comes after all else.
-            actions += [Action(n * 1e4, release=f"r{i}") for n in range(1, 15)]
+            # The last one comes after all else. Each at twice the time: what is held may have
+            # another one evict itself in every iteration until then.
+            actions += [Action(40 * p.w_s * 2**n, release=f"r{i}") for n in range(26)]
             actions.append(Action(at_s + draw(st.integers(0, 320)) / 8 * p.w_s, release=f"r{i}"))
     return sorted(actions, key=lambda action: action.at_s)
 
@@ -159,7 +160,7 @@ class Stepper:
                 yield self.clock, emission
 
 
-END_S = 1e6
+END_S = 1e10
 
 
 def by_steps(engine: Engine, actions: list[Action]) -> list[Token]:

@@ -17,7 +17,7 @@ def state(workers: int) -> PoolState:
     return PoolState("p", tuple(map(str, range(workers))), 4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_shortest_queue_chooses_as_the_gateway_does(data: st.DataObject) -> None:
     workers = data.draw(st.integers(1, 7))

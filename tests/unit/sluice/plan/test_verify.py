@@ -148,7 +148,7 @@ def paged() -> PlanResult:
 
 
 def test_the_planned_gateway_is_run_with_its_policies_and_tenants() -> None:
-    checked = verify(paged(), base=tenants(), model="m", most_requests=10_000)
+    checked = verify(paged(), base=tenants(), model="m", most_requests=4_000)
     gateway = checked.gateway
     assert gateway is not None
     assert gateway.policies == (
@@ -170,7 +170,7 @@ def test_the_planned_gateway_is_run_with_its_policies_and_tenants() -> None:
 def test_a_fleet_that_breaks_a_tenant_s_promise_is_not_verified() -> None:
     found = paged()
     tight = tenants(", slo_target_ms: 30")
-    checked = verify(found, base=tight, model="m", most_requests=10_000)
+    checked = verify(found, base=tight, model="m", most_requests=4_000)
     assert checked.verdict.holds
     assert not checked.holds
     gateway = checked.gateway
@@ -190,7 +190,7 @@ def test_both_phases_are_simulated_and_the_gateway_before_them() -> None:
             transfer_bytes_per_s=20e9,
         )
     )
-    checked = verify(found, most_requests=10_000)
+    checked = verify(found, most_requests=4_000)
     assert checked.holds
     assert checked.gateway is not None
     assert "all least-loaded, all/prefill quartz" in checked.gateway.policies[0]
@@ -206,4 +206,4 @@ def test_both_phases_are_simulated_and_the_gateway_before_them() -> None:
         serving_nodes=planned.serving_nodes - 2,
     )
     chosen = msgspec.structs.replace(found.chosen, pools=(less,))
-    assert not verify(msgspec.structs.replace(found, chosen=chosen), most_requests=10_000).holds
+    assert not verify(msgspec.structs.replace(found, chosen=chosen), most_requests=4_000).holds
