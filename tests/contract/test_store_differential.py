@@ -72,8 +72,8 @@ class Pair:
         given = [
             part for name, fields in calls for part in (name.encode(), grouped(name, **fields))
         ]
-        found: list[Any] = self._run("calls", *given)
-        return found
+        answers: list[Any] = self._run("calls", *given)
+        return answers
 
     def _run(self, script: str, *given: bytes) -> Any:
         keys = self.calls.all_keys()
@@ -214,12 +214,13 @@ class Pair:
             for field in fields - DERIVED:
                 assert getattr(seen.accounts[name], field) == getattr(account, field), (name, field)
             assert seen.accounts[name].terms == account.terms
-        self._compare_pools(seen)
-        self._compare_leases()
-        self._compare_limits()
-        assert self._set("active") == token_pool.active
+        stored = self._stored()
+        self._compare_pools(seen, stored)
+        self._compare_leases(stored)
+        self._compare_limits(stored)
+        assert {member.decode() for member in stored["active"]} == token_pool.active
 
-    def _compare_pools(self, seen: TokenPool) -> None:
+    def _compare_pools(self, seen: TokenPool, stored: Mapping[str, Any]) -> None:
         for index, pool in enumerate(self.book.pools):
             other = seen.pools[index]
             for field in (
@@ -235,37 +236,33 @@ class Pair:
             ):
                 assert getattr(other, field) == getattr(pool, field), field
             for field in ("denials", "denials_last"):
-                assert dict(self._sorted(f"{field}:{index}")) == getattr(pool, field).weights
+                assert _scores(stored[f"{field}:{index}"]) == getattr(pool, field).weights
             evictable = {i: h.weight for i, h in pool.evictable.items()}
-            assert dict(self._sorted(f"evictable:{index}")) == evictable
+            assert _scores(stored[f"evictable:{index}"]) == evictable
             weights = {h.id: h.weight for h in self.book.leases.values() if h.pool == index}
-            assert dict(self._sorted(f"weights:{index}")) == weights
+            assert _scores(stored[f"weights:{index}"]) == weights
             assert sorted(weights.values()) == list(pool.weights)
 
-    def _compare_leases(self) -> None:
+    def _compare_leases(self, stored: Mapping[str, Any]) -> None:
         token_pool = self.book
-        kept = {k.decode(): record("lease", v) for k, v in self._hash("leases")}
-        assert set(kept) == set(token_pool.leases)
+        leases = {k.decode(): record("lease", v) for k, v in stored["leases"].items()}
+        assert set(leases) == set(token_pool.leases)
         for lease_id, held in token_pool.leases.items():
-            for field, value in kept[lease_id].items():
+            for field, value in leases[lease_id].items():
                 if field == "evictable":
                     assert (lease_id in token_pool.pools[held.pool].evictable) == value
                 elif field == "held":
                     assert tuple(Holding(*each) for each in value[1:]) == held.held
                 elif field != "serial":
                     assert getattr(held, field) == value, field
-        expiry = self._sorted("expiry")
-        assert {m[16:]: s for m, s in expiry} == {
-            h.id: h.expires_s for h in token_pool.leases.values()
-        }
-        first = next(iter(token_pool.leases.values()), None)
-        assert [m[16:] for m, _ in expiry[:1]] == ([] if first is None else [first.id])
-        tombstones = {k.decode(): _tombstone(*DECODE(v)) for k, v in self._hash("graves")}
+        expiry = {member[16:]: at_s for member, at_s in _scores(stored["expiry"]).items()}
+        assert expiry == {h.id: h.expires_s for h in token_pool.leases.values()}
+        assert list(expiry)[:1] == list(token_pool.leases)[:1]
+        tombstones = {k.decode(): _tombstone(*DECODE(v)) for k, v in stored["graves"].items()}
         assert tombstones == token_pool.tombstones
 
-    def _compare_limits(self) -> None:
-        found: Any = self.client.hgetall("limits")
-        counters = {k.decode(): DECODE(v) for k, v in found.items()}
+    def _compare_limits(self, stored: Mapping[str, Any]) -> None:
+        counters = {k.decode(): DECODE(v) for k, v in stored["limits"].items()}
         for limit_id, counter in self.book.limits.counters.items():
             # What was only looked at is written by neither.
             total, reserved, warned_s, added, until_s, _, *slices = counters.get(
@@ -290,17 +287,24 @@ class Pair:
     def _key(self, name: str) -> str:
         return self.calls.key.replace(":state", f":{name}")
 
-    def _hash(self, name: str) -> list[tuple[bytes, bytes]]:
-        found: Any = self.client.hgetall(self._key(name))
-        return list(found.items())
+    def _stored(self) -> dict[str, Any]:
+        """What the keys hold, in one round trip."""
+        per_pool = ("denials", "denials_last", "evictable", "weights")
+        ordered = [f"{name}:{i}" for name in per_pool for i in range(len(self.book.pools))]
+        with self.client.pipeline(transaction=False) as pipeline:
+            for name in ("expiry", *ordered):
+                pipeline.zrange(self._key(name), 0, -1, withscores=True)
+            pipeline.hgetall(self._key("leases"))
+            pipeline.hgetall(self._key("graves"))
+            pipeline.hgetall("limits")
+            pipeline.smembers(self._key("active"))
+            names = ("expiry", *ordered, "leases", "graves", "limits", "active")
+            return dict(zip(names, pipeline.execute(), strict=True))
 
-    def _set(self, name: str) -> set[str]:
-        found: Any = self.client.smembers(self._key(name))
-        return {member.decode() for member in found}
 
-    def _sorted(self, name: str) -> list[tuple[str, float]]:
-        found: Any = self.client.zrange(self._key(name), 0, -1, withscores=True)
-        return [(member.decode(), score) for member, score in found]
+def _scores(ordered: Sequence[tuple[bytes, float]]) -> dict[str, float]:
+    """Members of a sorted set, in its order."""
+    return {member.decode(): score for member, score in ordered}
 
 
 def _tombstone(name: str, tokens: int, funded: str, held: Sequence[Any] = ()) -> Any:
