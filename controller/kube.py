@@ -71,13 +71,13 @@ Change = tuple[Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"], Object]
 def connection(config: KubeConfig | None = None) -> SingleConfig:
     """How to reach the API: a service account's, else kubeconfig's. Raises ValueError, in words."""
     try:
-        found = (config or KubeConfig.from_env()).get()
+        chosen = (config or KubeConfig.from_env()).get()
     except (ConfigError, OSError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"no Kubernetes API: {error}") from error
-    if found is None:
+    if chosen is None:
         raise ValueError("no Kubernetes API: kubeconfig names no context")
     # Without a user, as for `kubectl proxy`, lightkube has no client.
-    return found if found.user is not None else found._replace(user=User())
+    return chosen if chosen.user is not None else chosen._replace(user=User())
 
 
 class KubeApi:

@@ -59,7 +59,7 @@ class Selection(Record, frozen=True):
 
 def digests_of(secret: Object) -> dict[str, str]:
     """SHA-256 of the key in each entry, in hex; entries that hold none are absent."""
-    found = {}
+    digests = {}
     for entry, encoded in (secret.get("data") or {}).items():
         try:
             key = base64.b64decode(encoded).rstrip(b"\r\n")
@@ -68,18 +68,18 @@ def digests_of(secret: Object) -> dict[str, str]:
         if key.startswith(b"sha256:"):
             stated = key.removeprefix(b"sha256:").decode("ascii", "replace").lower()
             if _HEX.fullmatch(stated):
-                found[entry] = stated
+                digests[entry] = stated
         elif key:
-            found[entry] = hashlib.sha256(key).hexdigest()
-    return found
+            digests[entry] = hashlib.sha256(key).hexdigest()
+    return digests
 
 
 def _reduced(resource: Resource, source: Object) -> Object:
     """What is kept of an object."""
     metadata = source["metadata"]
     if resource == SECRETS:
-        kept = {name: metadata[name] for name in ("name", "resourceVersion")}
-        return {"metadata": kept, "digests": digests_of(source)}
+        reduced = {name: metadata[name] for name in ("name", "resourceVersion")}
+        return {"metadata": reduced, "digests": digests_of(source)}
     metadata.pop("managedFields", None)  # the largest part, which nobody reads here
     return source
 
@@ -295,8 +295,8 @@ class Mirror:
             if resource is None:
                 continue
             wanted.add(Selection(resource))
-            found = self._of(resource).get(name)
-            if resource.kind == "InferencePool" and found and (labels := selector_of(found)):
+            backend = self._of(resource).get(name)
+            if resource.kind == "InferencePool" and backend and (labels := selector_of(backend)):
                 wanted.add(Selection(PODS, labels))
         for selection in wanted - self._followers.keys():
             follower = self._followers[selection] = _Follower(

@@ -160,17 +160,17 @@ MODELS: Final = {
 
 def gpu_named(name: str) -> Gpu:
     """Look up a GPU, ignoring case; raises PlanError with the known names."""
-    found = {key.lower(): gpu for key, gpu in GPUS.items()}.get(name.lower())
-    if found is None:
+    gpu = {key.lower(): gpu for key, gpu in GPUS.items()}.get(name.lower())
+    if gpu is None:
         raise PlanError(f"unknown GPU {name}", f"use one of {', '.join(GPUS)}, or a profile file")
-    return found
+    return gpu
 
 
 def model_named(name: str) -> Model:
     """Look up a model, ignoring case; raises PlanError with the known names."""
-    found = MODELS.get(name.lower())
-    if found is None:
+    model = MODELS.get(name.lower())
+    if model is None:
         raise PlanError(
             f"unknown model {name}", f"use one of {', '.join(MODELS)}, or a profile file"
         )
-    return found
+    return model

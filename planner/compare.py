@@ -17,15 +17,15 @@ _MAX_SHARES: Final = 512
 
 
 def equal_nodes(
-    question: Question, prepared: Prepared, one: FleetPlan, two: FleetPlan
+    question: Question, prepared: Prepared, single: FleetPlan, two: FleetPlan
 ) -> EqualNodes | None:
     """Latency of one pool and of two with the same total nodes, split to equal utilisation.
 
     None unless the fleet has two pools of the single pool's kind of node.
     """
-    if len(two.pools) != 2 or not one.pools:
+    if len(two.pools) != 2 or not single.pools:
         return None
-    alone = one.pools[0]
+    alone = single.pools[0]
     node, total = alone.node, alone.serving_nodes
     if any(pool.node != node for pool in two.pools) or total < 2:
         return None

@@ -62,20 +62,20 @@ def gateway_file(
 def assign_workers(plan: PlanResult, given: Sequence[str]) -> dict[str, list[str]]:
     """Assign each `POOL=URL` to its pool; bare URLs fill the pools in order, up to their nodes."""
     pools = dict(_engines(plan))
-    found: dict[str, list[str]] = {name: [] for name in pools}
+    assigned: dict[str, list[str]] = {name: [] for name in pools}
     bare = []
     for text in given:
         name, _, url = text.partition("=")
         if url and name in pools:
-            found[name].append(url)
+            assigned[name].append(url)
         else:
             bare.append(text)
     for name, nodes in pools.items():
-        while bare and len(found[name]) < nodes:
-            found[name].append(bare.pop(0))
+        while bare and len(assigned[name]) < nodes:
+            assigned[name].append(bare.pop(0))
     if bare and pools:
-        found[next(reversed(pools))].extend(bare)
-    return found
+        assigned[next(reversed(pools))].extend(bare)
+    return assigned
 
 
 def _engines(plan: PlanResult) -> Iterator[tuple[str, int]]:
@@ -126,17 +126,17 @@ def _set_model(
 
 
 def _boundary(written: yaml.Node | None, plan: PlanResult) -> yaml.MappingNode:
-    fleet, found = plan.chosen, _mapping(written)
-    one = len(fleet.pools) < 2
-    gone = ("b_short", "b_short_min", "gamma", "planned", *(("auto", "mode") * one))
-    found.value = [pair for pair in found.value if pair[0].value not in gone]
-    if not one:
+    fleet, boundary = plan.chosen, _mapping(written)
+    single = len(fleet.pools) < 2
+    gone = ("b_short", "b_short_min", "gamma", "planned", *(("auto", "mode") * single))
+    boundary.value = [pair for pair in boundary.value if pair[0].value not in gone]
+    if not single:
         b_short = list(fleet.boundaries) if len(fleet.boundaries) > 1 else fleet.boundaries[0]
-        _update(found, {"b_short": b_short, "gamma": max(fleet.gamma, 1.0)})
+        _update(boundary, {"b_short": b_short, "gamma": max(fleet.gamma, 1.0)})
         if written is None:
-            _update(found, {"auto": True, "mode": "observe"})  # enforce lets boundaries move
-    _set(found, "planned", _node(_planned(plan.question.workload), flow=True))
-    return found
+            _update(boundary, {"auto": True, "mode": "observe"})  # enforce lets boundaries move
+    _set(boundary, "planned", _node(_planned(plan.question.workload), flow=True))
+    return boundary
 
 
 def _pool(
@@ -168,20 +168,20 @@ def _pool(
     _set(prefill, "workers", yaml.SequenceNode(_SEQ, list(listed)))
     transfer = _mapping(_get(before, "transfer"))
     _update(transfer, _transfer(transfer, pool.phases, plan.question))
-    found = _mapping(_node({"max_model_len": window}))
+    phased = _mapping(_node({"max_model_len": window}))
     for key, value in (("prefill", prefill), ("decode", engines), ("transfer", transfer)):
-        _set(found, key, value)
-    return found
+        _set(phased, key, value)
+    return phased
 
 
 def _figures(pool: PoolPlan, slots: int, workers: Sequence[yaml.Node]) -> dict[str, Any]:
     """Slots and KV cache of engines, those of one rank."""
     ranks = _ranks(workers)
-    found: dict[str, Any] = {"max_num_seqs": max(1, slots // ranks)}
+    figures: dict[str, Any] = {"max_num_seqs": max(1, slots // ranks)}
     if pool.node.kv_bytes_per_token:
         kv_bytes = pool.node.kv_tokens * pool.node.kv_bytes_per_token
-        found["kv_cache_gib"] = round(kv_bytes / GIB / ranks, 1)
-    return found
+        figures["kv_cache_gib"] = round(kv_bytes / GIB / ranks, 1)
+    return figures
 
 
 def _transfer(written: yaml.MappingNode, phases: PhasesPlan, question: Question) -> dict[str, Any]:
@@ -194,8 +194,8 @@ def _transfer(written: yaml.MappingNode, phases: PhasesPlan, question: Question)
 
 
 def _ranks(workers: Sequence[yaml.Node]) -> int:
-    found = (_text(_mapping(worker), "ranks") for worker in workers)
-    return max((int(text) for text in found if text.isdecimal()), default=1)
+    ranks = (_text(_mapping(worker), "ranks") for worker in workers)
+    return max((int(text) for text in ranks if text.isdecimal()), default=1)
 
 
 def _workers(
@@ -203,24 +203,24 @@ def _workers(
 ) -> dict[str, list[yaml.Node]]:
     """Workers by pool: those given, else those that the file lists for it or for pools that go."""
     engines = dict(_engines(plan))
-    found = {name: [_node(_escaped(url)) for url in given.get(name, ())] for name in engines}
+    workers = {name: [_node(_escaped(url)) for url in given.get(name, ())] for name in engines}
     spare: list[yaml.Node] = []
     for name, listed in _listed(before):
-        if name not in found:
+        if name not in workers:
             spare += [] if any(given.values()) else listed
-        elif not found[name]:
-            found[name] += listed
+        elif not workers[name]:
+            workers[name] += listed
     for name, nodes in engines.items():
-        room = max(0, nodes - len(found[name]))
-        found[name] += spare[:room]
+        room = max(0, nodes - len(workers[name]))
+        workers[name] += spare[:room]
         del spare[:room]
-    found[plan.chosen.pools[-1].name] += spare
+    workers[plan.chosen.pools[-1].name] += spare
     for name, nodes in engines.items():
         host = name.replace("/", "-")
-        found[name] = found[name] or [
+        workers[name] = workers[name] or [
             _node(f"http://{host}-{i + 1}.invalid:8000") for i in range(nodes)
         ]
-    return found
+    return workers
 
 
 def _listed(pools: yaml.MappingNode) -> Iterator[tuple[str, list[yaml.Node]]]:
@@ -315,14 +315,14 @@ def _get(node: yaml.MappingNode, key: str) -> yaml.Node | None:
 
 
 def _items(node: yaml.MappingNode, key: str) -> list[yaml.MappingNode]:
-    found = _get(node, key)
-    listed = found.value if isinstance(found, yaml.SequenceNode) else []
+    sequence = _get(node, key)
+    listed = sequence.value if isinstance(sequence, yaml.SequenceNode) else []
     return [item for item in listed if isinstance(item, yaml.MappingNode)]
 
 
 def _text(node: yaml.MappingNode, key: str) -> str:
-    found = _get(node, key)
-    return str(found.value) if isinstance(found, yaml.ScalarNode) else ""
+    scalar = _get(node, key)
+    return str(scalar.value) if isinstance(scalar, yaml.ScalarNode) else ""
 
 
 def _set(node: yaml.MappingNode, key: str, value: yaml.Node) -> None:
@@ -345,18 +345,18 @@ def plan_points(shares: Sequence[tuple[int, float]], most: int = 48) -> list[tup
     A point is kept where the share has grown by 1/most since the last one, and before a jump.
     The distance is then underestimated by at most 1/most.
     """
-    kept: list[tuple[int, float]] = []
+    points: list[tuple[int, float]] = []
     before: tuple[int, float] | None = None
     for tokens, share in shares:
-        last = kept[-1][1] if kept else 0.0
+        last = points[-1][1] if points else 0.0
         if share - last >= 1 / most or share >= 1:
             if before is not None and before[1] > last and share - before[1] >= 1 / most:
-                kept.append(before)
-            kept.append((tokens, share))
+                points.append(before)
+            points.append((tokens, share))
         if share >= 1:
             break
         before = (tokens, share)
-    return kept
+    return points
 
 
 def bucket_edges() -> list[int]:

@@ -102,9 +102,9 @@ def phased(question: Question, fleet: FleetPlan) -> Phased:
 
 
 def _with(fleet: FleetPlan, pools: Sequence[PoolPlan | None], label: str) -> FleetPlan:
-    kept = tuple(pool for pool in pools if pool is not None)
-    whole = len(kept) == len(pools)
-    return msgspec.structs.replace(fleet, label=label, pools=kept if whole else ())
+    sized = tuple(pool for pool in pools if pool is not None)
+    whole = len(sized) == len(pools)
+    return msgspec.structs.replace(fleet, label=label, pools=sized if whole else ())
 
 
 def without_cached(question: Question) -> Question:
@@ -316,12 +316,12 @@ def _skip_below(
         equal = wait_s / slope
     below = min(equal, question.window) * np.arange(_PARTS, -1, -1) / _PARTS
     prompt, weight, _ = _requests(question, fleet, at)
-    kept = columns(loads, np.zeros(below.size, dtype=np.intp))
+    moved = columns(loads, np.zeros(below.size, dtype=np.intp))
     skipped = (prompt < below[:, None]) * weight
     for power, row in enumerate((PROMPT, PROMPT2, PROMPT3, PROMPT4), 1):
-        kept.sums[row] = skipped @ prompt**power
-    kept = msgspec.structs.replace(kept, prompt_p99_tokens=np.zeros(below.size))
-    sized = run_with(kept, node, np.full(below.size, float(nodes)))
+        moved.sums[row] = skipped @ prompt**power
+    moved = msgspec.structs.replace(moved, prompt_p99_tokens=np.zeros(below.size))
+    sized = run_with(moved, node, np.full(below.size, float(nodes)))
     holds = sized.ttft_p99_s <= left_s
     if goals.tpot_s is not None:
         holds &= sized.tpot_p99_s <= goals.tpot_s

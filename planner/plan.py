@@ -55,8 +55,8 @@ def make_plan(question: Question) -> PlanResult:
         floored(fleet, question) for fleet in (one_paged, one_slots, two, compressed, *splits)
     )
     splits = tuple(more)
-    one = one_paged if question.mode == "paged" else one_slots
-    options = [fleet.best(question) for fleet in both] or [one, two, compressed, *splits]
+    single = one_paged if question.mode == "paged" else one_slots
+    options = [fleet.best(question) for fleet in both] or [single, two, compressed, *splits]
     chosen = _choose(question, *options)
     looked_at = chosen if len(chosen.pools) == 2 else min((two, compressed), key=_weight)
     shape = None
@@ -74,8 +74,8 @@ def make_plan(question: Question) -> PlanResult:
         splits=splits,
         apart=tuple(fleet.apart for fleet in both if any(p.phases for p in fleet.apart.pools)),
         compared=_compared(chosen, both),
-        baseline=one.label,
-        savings=_saved(chosen, one),
+        baseline=single.label,
+        savings=_saved(chosen, single),
         shape=shape,
         closed_form_savings=_closed_form(question, looked_at),
         closed_form_boundary=best_boundary(question.workload, question.window),
@@ -94,22 +94,22 @@ def _in_phases(question: Question, fleets: Sequence[FleetPlan]) -> list[Phased]:
     """The fleets together and apart; none where the question does not ask for phases."""
     if question.phases == "never":
         return []
-    one, *others = fleets
-    if not one.feasible:
-        one = one_unsized(question, one.label)
-    found = [phased(question, fleet) for fleet in (one, *others)]
+    single, *others = fleets
+    if not single.feasible:
+        single = one_unsized(question, single.label)
+    phased_fleets = [phased(question, fleet) for fleet in (single, *others)]
     return [
         fleet._replace(
             together=floored(fleet.together, question), apart=floored(fleet.apart, question)
         )
-        for fleet in found
+        for fleet in phased_fleets
     ]
 
 
 def _compared(chosen: FleetPlan, both: Sequence[Phased]) -> tuple[PhasesCompared, ...]:
     """The pools of the chosen fleet, or of one pool if there is none."""
-    found = [fleet.pools for fleet in both if chosen in (fleet.together, fleet.apart)]
-    return found[0] if found and chosen.feasible else both[0].pools if both else ()
+    pools = [fleet.pools for fleet in both if chosen in (fleet.together, fleet.apart)]
+    return pools[0] if pools and chosen.feasible else both[0].pools if both else ()
 
 
 def _with_reserved_rate(question: Question) -> Question:
@@ -189,11 +189,13 @@ def _pairs_of_pools(
         plain, squeezed = _best_cells(grid)
         two = min(two, from_grid(_TWO, grid, plain, question, (short, long)), key=_weight)
         if squeezed is not None:
-            found = from_grid(_COMPRESSED, grid, squeezed, question, (short, long))
-            compressed = min(compressed, found, key=_weight)
+            pair = from_grid(_COMPRESSED, grid, squeezed, question, (short, long))
+            compressed = min(compressed, pair, key=_weight)
         costs = grid.cost if costs is None else np.minimum(costs, grid.cost)
-    kept = [i for i, gamma in enumerate(grid.prepared.gammas) if gamma in question.searched_gammas]
-    return two, compressed, [] if costs is None else costs[:, kept].tolist()
+    searched = [
+        i for i, gamma in enumerate(grid.prepared.gammas) if gamma in question.searched_gammas
+    ]
+    return two, compressed, [] if costs is None else costs[:, searched].tolist()
 
 
 def _best_cells(grid: Grid) -> tuple[tuple[int, int], tuple[int, int] | None]:
@@ -218,16 +220,16 @@ def _splits(question: Question, tables: _Tables) -> tuple[FleetPlan, ...]:
         size_ranges(tables.of(n), n, question.mode, question.goals, question.window) for n in nodes
     ]
     fixed = len(question.b_short) + 1 if len(question.b_short) > 1 else 0
-    found = cheapest_splits(choices, fixed or question.most_pools)
-    wanted = [k for k in found if (k == fixed if fixed else k >= 3)]
+    cheapest = cheapest_splits(choices, fixed or question.most_pools)
+    wanted = [k for k in cheapest if (k == fixed if fixed else k >= 3)]
     return tuple(
-        from_ranges(f"{k} pools", choices, nodes, found[k], question.goals) for k in wanted
+        from_ranges(f"{k} pools", choices, nodes, cheapest[k], question.goals) for k in wanted
     )
 
 
 def _choose(
     question: Question,
-    one: FleetPlan,
+    single: FleetPlan,
     two: FleetPlan,
     compressed: FleetPlan,
     *splits: FleetPlan,
@@ -238,8 +240,8 @@ def _choose(
     if gamma is not None:
         pairs = [fleet for fleet in pairs if (fleet.gamma > 1) == (gamma > 1)]
     squeezed = gamma is not None and gamma > 1
-    options = pairs if question.b_short or squeezed else [one, *pairs, *splits]
-    return _cheapest(options) if options else one
+    options = pairs if question.b_short or squeezed else [single, *pairs, *splits]
+    return _cheapest(options) if options else single
 
 
 def _cheapest(options: Sequence[FleetPlan]) -> FleetPlan:
@@ -293,8 +295,8 @@ def _theorem_2(
 
 
 def _equal_nodes(
-    question: Question, tables: _Tables, one: FleetPlan, two: FleetPlan
+    question: Question, tables: _Tables, single: FleetPlan, two: FleetPlan
 ) -> EqualNodes | None:
-    if question.mode != "paged" or not one.pools:
+    if question.mode != "paged" or not single.pools:
         return None
-    return equal_nodes(question, tables.of(one.pools[0].node), one, two)
+    return equal_nodes(question, tables.of(single.pools[0].node), single, two)

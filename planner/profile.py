@@ -153,13 +153,13 @@ def profile_for(
     usd_per_gpu_hour: float | None = None,
 ) -> NodeProfile:
     """The published constants for the node they were measured on, a roofline for any other."""
-    found, served = gpu_named(gpu), model_named(model)
+    hardware, served = gpu_named(gpu), model_named(model)
     paper = PAPER_A100
     measured = gpus in {None, paper.gpus} and dtype in {None, "bf16", "fp16"}
-    if measured and (found.name, served.name) == (paper.gpu, paper.model):
+    if measured and (hardware.name, served.name) == (paper.gpu, paper.model):
         price = paper.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
         return msgspec.structs.replace(paper, usd_per_gpu_hour=price)
-    return roofline(found, served, gpus=gpus, dtype=dtype, usd_per_gpu_hour=usd_per_gpu_hour)
+    return roofline(hardware, served, gpus=gpus, dtype=dtype, usd_per_gpu_hour=usd_per_gpu_hour)
 
 
 def profile_from_json(document: Any, *, origin: str = "profile") -> NodeProfile:

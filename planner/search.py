@@ -110,8 +110,8 @@ def sweep(
     longs = size(mode, second, long[1], goals)
     if mode in {"corrected", "paged"}:
         # Compression may fail: requests above the boundary keep a pool that can hold them.
-        kept = np.where(second.rate_per_s > 0, longs.nodes, float(goals.least_nodes))
-        longs = msgspec.structs.replace(longs, nodes=kept)
+        nodes = np.where(second.rate_per_s > 0, longs.nodes, float(goals.least_nodes))
+        longs = msgspec.structs.replace(longs, nodes=nodes)
     cost = goals.installed(shorts.nodes) * price(short[1])
     cost = cost + goals.installed(longs.nodes) * price(long[1])
     # Not feasible: no lengths left to calibrate with, or a window larger than the KV cache.

@@ -92,14 +92,14 @@ def replay(
         index.setdefault(row.worker, len(index))
     alpha = section.alpha if section else 0.95
     predictor = predictor or PrefillPredictor(section, workers=len(index), alpha=alpha)
-    found = np.empty((len(rows), 5))
+    results = np.empty((len(rows), 5))
     for i, row in enumerate(rows):
         worker = index[row.worker]
         _, raw_s = predictor.raw(row.x)
         mean_s, quantile_s, bucket = predictor.predict(worker, row.x)
         predictor.observe(worker, row.x, mean_s, quantile_s, bucket, row.prefill_s)
-        found[i] = row.prefill_s, mean_s, raw_s, quantile_s, bucket
-    actual, mean, raw, calibrated, buckets = found.T
+        results[i] = row.prefill_s, mean_s, raw_s, quantile_s, bucket
+    actual, mean, raw, calibrated, buckets = results.T
     return actual, mean, raw, calibrated, buckets.astype(np.int64)
 
 

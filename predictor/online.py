@@ -271,9 +271,9 @@ class PrefillPredictor:
 
 
 def _parts(states: Mapping[str, Any], part: str) -> dict[str, Mapping[str, Any]]:
-    found: dict[str, Mapping[str, Any]] = {}
+    parts: dict[str, Mapping[str, Any]] = {}
     for name, state in states.items():
         value = state.get(part) if isinstance(state, Mapping) else None
         if isinstance(value, Mapping):
-            found[name] = value
-    return found
+            parts[name] = value
+    return parts

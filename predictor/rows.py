@@ -23,7 +23,7 @@ class PrefillRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     worker: str = ""
 
 
-class Found(msgspec.Struct, kw_only=True):
+class LogRows(msgspec.Struct, kw_only=True):
     """The rows of a log, and counts of the lines that were not usable."""
 
     rows: dict[tuple[str, str], list[PrefillRow]] = {}
@@ -46,40 +46,42 @@ def read_rows(
     *,
     model: str | None = None,
     pool: str | None = None,
-    into: Found | None = None,
-) -> Found:
+    into: LogRows | None = None,
+) -> LogRows:
     """The rows of a request log, one JSON object a line; unusable lines are counted.
 
     `into`: adds to the result of earlier files.
     """
-    found = Found() if into is None else into
+    log_rows = LogRows() if into is None else into
     for line in lines:
         if not line.strip():
             continue
-        found.lines += 1
+        log_rows.lines += 1
         try:
             record = msgspec.json.decode(line)
         except (msgspec.MsgspecError, RecursionError):
-            found.unreadable += 1
+            log_rows.unreadable += 1
             continue
         if not isinstance(record, dict):
-            found.unreadable += 1
+            log_rows.unreadable += 1
             continue
-        _take(record, found, model, pool)
-    return found
+        _take(record, log_rows, model, pool)
+    return log_rows
 
 
-def _take(record: Mapping[str, Any], found: Found, model: str | None, pool: str | None) -> None:
+def _take(
+    record: Mapping[str, Any], log_rows: LogRows, model: str | None, pool: str | None
+) -> None:
     wanted = (model in {None, record.get("model")}) and (pool in {None, record.get("pool")})
     if not wanted or record.get("outcome") not in SERVED:
-        found.other += 1
+        log_rows.other += 1
         return
     row = row_of(record)
     if row is None:
-        found.lacking += 1
+        log_rows.lacking += 1
         return
     name = str(record.get("model") or "?"), str(record.get("pool") or "?")
-    found.rows.setdefault(name, []).append(row)
+    log_rows.rows.setdefault(name, []).append(row)
 
 
 def row_of(record: Mapping[str, Any]) -> PrefillRow | None:
@@ -87,20 +89,20 @@ def row_of(record: Mapping[str, Any]) -> PrefillRow | None:
 
     The prompt's length is the router's estimate, unless the prompt was compressed after it.
     """
-    told = _figures(record)
-    estimated = told.get("input_tokens")
-    compressed = told.get("compressed", "none") != "none"
-    prompt = told.get("prompt_tokens") if compressed or estimated is None else estimated
+    values = _figures(record)
+    estimated = values.get("input_tokens")
+    compressed = values.get("compressed", "none") != "none"
+    prompt = values.get("prompt_tokens") if compressed or estimated is None else estimated
     tokens = [
         prompt,
-        told.get("expected_hit_tokens", 0),
-        told.get("output_tokens", 0),
-        told.get("backlog_tokens"),
-        told.get("worker_active"),
+        values.get("expected_hit_tokens", 0),
+        values.get("output_tokens", 0),
+        values.get("backlog_tokens"),
+        values.get("worker_active"),
     ]
-    usage = told.get("worker_kv_usage")
+    usage = values.get("worker_kv_usage")
     usage = 0.0 if usage is None else usage
-    prefill_s, cap = told.get("prefill_s"), told.get("cap_tokens")
+    prefill_s, cap = values.get("prefill_s"), values.get("cap_tokens")
     if not all(_number(value, _MAX_TOKENS) for value in tokens) or not tokens[0]:
         return None
     if not _number(usage, 1e6) or not _number(prefill_s, _MAX_S) or not prefill_s:
@@ -123,12 +125,12 @@ def row_of(record: Mapping[str, Any]) -> PrefillRow | None:
 
 def _figures(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields of all sections in one mapping."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for section in _SECTIONS:
         fields = record.get(section)
         if isinstance(fields, dict):
-            found |= fields
-    return found
+            values |= fields
+    return values
 
 
 def _number(value: object, most: float) -> bool:

@@ -125,9 +125,9 @@ class Speeds:
 
     def relent(self, requests: int) -> None:
         """Let the factors of workers on probation return to 1, after so many of the pool."""
-        kept = _KEPT ** (requests / max(1, len(self._log)))
+        remaining = _KEPT ** (requests / max(1, len(self._log)))
         for worker in self._new:
-            self._set(worker, self._log[worker] * kept)
+            self._set(worker, self._log[worker] * remaining)
 
     def join(self, worker: int) -> None:
         """A new engine took this place, which may be one more: it is as fast as the others."""
@@ -166,8 +166,8 @@ class Speeds:
             before = self._heard.get(name, own)
             values = [
                 # A replica without observations of a worker adopts the other's factor.
-                here + (_PULL if seen_here else 1.0) * (there - here) if told else here
-                for here, there, told, seen_here in zip(
+                here + (_PULL if seen_here else 1.0) * (there - here) if seen_there else here
+                for here, there, seen_there, seen_here in zip(
                     [v + more - less for v, more, less in zip(values, own, before, strict=True)],
                     logs,
                     seen,

@@ -60,10 +60,10 @@ class Tenants:
 
     def merge(self, others: Mapping[str, Mapping[str, Any]]) -> None:
         """Store the tenants that the other processes know."""
-        told = [state.get("known") for state in others.values()]
+        lists = [state.get("known") for state in others.values()]
         self._elsewhere = {
             client
-            for known in told
+            for known in lists
             if isinstance(known, list)
             for client in known[:2]
             if isinstance(client, str)

@@ -110,12 +110,12 @@ def _masks(trees: Sequence[SmallTree], whole: int) -> list[tuple[int, list[float
             if feature != LEAF:
                 bits = sum(1 << order[below] for below in tree.leaves(tree.left[node]))
                 crossed.setdefault(feature, []).append((tree.threshold[node], bits << 8 * place))
-    found = []
+    masks_of = []
     for feature, cuts in sorted(crossed.items()):
         cuts.sort()
         masks, left = [whole], whole
         for _, bits in cuts:
             left &= ~bits
             masks.append(left)
-        found.append((feature, [threshold for threshold, _ in cuts], masks))
-    return found
+        masks_of.append((feature, [threshold for threshold, _ in cuts], masks))
+    return masks_of

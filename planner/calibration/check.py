@@ -50,18 +50,18 @@ def modelled(
     """
     model = Engine(engine)
     seen: dict[str, list[tuple[float, int]]] = {}
-    arrivals = [one.submit_s + before.seconds(one.prompt_tokens) for one in load]
+    arrivals = [trace.submit_s + before.seconds(trace.prompt_tokens) for trace in load]
     order = sorted(range(len(load)), key=lambda index: arrivals[index])
     zero_s = arrivals[order[0]]
     events = []
     for index in order:
-        one, at_s = load[index], arrivals[index] - zero_s
+        trace, at_s = load[index], arrivals[index] - zero_s
         events += model.run_until(at_s)
         model.submit(
             EngineRequest(
                 id=str(index),
-                prompt_tokens=max(1, one.prompt_tokens),
-                output_tokens=one.output_tokens,
+                prompt_tokens=max(1, trace.prompt_tokens),
+                output_tokens=trace.output_tokens,
             ),
             at_s,
         )
@@ -70,11 +70,11 @@ def modelled(
         seen.setdefault(emission.id, []).append((zero_s + at_s, emission.index))
     return [
         msgspec.structs.replace(
-            one,
+            trace,
             times_s=tuple(at_s for at_s, _ in seen[str(index)]),
             tokens=tuple(number for _, number in seen[str(index)]),
         )
-        for index, one in enumerate(load)
+        for index, trace in enumerate(load)
     ]
 
 

@@ -80,8 +80,10 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     def prompt_s(self, tokens: Floats) -> Floats:
         """Seconds that prompts of so many tokens add to their iterations."""
-        found: Floats = tokens * (self.prefill_s_per_token + self.attention_s_per_pair * tokens / 2)
-        return found
+        seconds: Floats = tokens * (
+            self.prefill_s_per_token + self.attention_s_per_pair * tokens / 2
+        )
+        return seconds
 
     @property
     def median_residual(self) -> float:
@@ -144,7 +146,7 @@ def _solve(windows: Sequence[Window], timing: Timing, *, attention: bool) -> tup
     scale = np.maximum(design.max(axis=0), 1.0) / measured.max()
     scaled = design / scale / noise[:, None]
     start = np.maximum(np.linalg.lstsq(scaled, measured / noise, rcond=None)[0], 0.0)
-    found = least_squares(
+    solution = least_squares(
         lambda x: scaled @ x - measured / noise,
         start + 1e-6,
         jac=lambda _: scaled,
@@ -153,8 +155,8 @@ def _solve(windows: Sequence[Window], timing: Timing, *, attention: bool) -> tup
         xtol=1e-12,
         ftol=1e-12,
     )
-    constants = found.x / scale
-    errors = _errors(scaled, found.fun) / scale
+    constants = solution.x / scale
+    errors = _errors(scaled, solution.fun) / scale
     w_s, load_s, prefill_s, attention_s = (*map(float, constants), 0.0)[:4]
     w_error, load_error, prefill_error, attention_error = (*map(float, errors), math.nan)[:4]
     fit = Fit(
@@ -168,7 +170,7 @@ def _solve(windows: Sequence[Window], timing: Timing, *, attention: bool) -> tup
         residuals=tuple(float(r) for r in (design @ constants - measured) / measured),
         other_residual=0.0,
     )
-    return fit, float(found.cost)
+    return fit, float(solution.cost)
 
 
 def _errors(scaled: Floats, misfit: Floats) -> Floats:

@@ -79,13 +79,13 @@ def _line(prompts: Floats, rest_s: Floats) -> tuple[Floats, Floats, Floats]:
 def _by_length(injections: Sequence[Injection], fit: Fit) -> float | None:
     """Estimate C from iterations full of prompt tokens: all of a prompt's but the last."""
     full = []
-    for one in injections:
-        prompt_s = float(fit.prompt_s(np.array(float(one.prompt_tokens))))
-        each_s = (fit.seconds(one.window) - prompt_s) / one.window.iterations
+    for injection in injections:
+        prompt_s = float(fit.prompt_s(np.array(float(injection.prompt_tokens))))
+        each_s = (fit.seconds(injection.window) - prompt_s) / injection.window.iterations
         # Usable only if clearly above noise: the prompt costs at least half an iteration.
         if prompt_s < 0.5 * each_s:
             continue
-        extra = [gap_s - each_s for gap_s in one.gaps_s]
+        extra = [gap_s - each_s for gap_s in injection.gaps_s]
         busy = [e for e in extra if e > 0.25 * max(extra)] if extra else []
         if not busy:
             continue
@@ -95,7 +95,7 @@ def _by_length(injections: Sequence[Injection], fit: Fit) -> float | None:
         for extra_s in busy[:-1]:
             chunk = _tokens_of(fit, max(0.0, extra_s - other_s), done)
             done += chunk
-            tokens.append(chunk + one.background)
+            tokens.append(chunk + injection.background)
         full += [t for t in tokens if t > 0.5 * max(tokens)]
     return float(np.median(full)) if full else None
 
@@ -152,12 +152,12 @@ def overhead(alone: Sequence[StreamTrace], fit: Fit, chunk: int | None) -> Overh
     return Overhead(fixed_s=float(fixed_s[0]), per_token_s=float(slope_s[0]))
 
 
-def settled(one: Injection, chunk: int | None) -> Window:
+def settled(injection: Injection, chunk: int | None) -> Window:
     """The injection's window, recounted with one iteration per chunk of the prompt."""
-    window, prompt = one.window, one.prompt_tokens
-    if chunk is None or chunk <= one.background:
+    window, prompt = injection.window, injection.prompt_tokens
+    if chunk is None or chunk <= injection.background:
         return window
-    steps = min(window.iterations, -(-prompt // (chunk - one.background)))
+    steps = min(window.iterations, -(-prompt // (chunk - injection.background)))
     was = window.iterations - 1
     return msgspec.structs.replace(
         window,

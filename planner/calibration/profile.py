@@ -52,12 +52,14 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.chunk_tokens or max(_UNMET_CHUNK, self.longest_prompt_tokens)
 
 
-def engine_profile(fit: Fit, told: StatedValues, limits: EngineLimits) -> EngineProfile:
+def engine_profile(fit: Fit, stated: StatedValues, limits: EngineLimits) -> EngineProfile:
     """The fitted engine for the simulator and the mock; a prefix cache has all free blocks."""
-    blocks = max(told.kv_tokens // told.block_tokens, -(-told.window_tokens // told.block_tokens))
+    blocks = max(
+        stated.kv_tokens // stated.block_tokens, -(-stated.window_tokens // stated.block_tokens)
+    )
     slots = limits.slots_used
     return EngineProfile(
-        name=told.name,
+        name=stated.name,
         w_s=fit.w_s,
         h_s=fit.h_s,
         h_s_per_token=fit.h_s_per_token if fit.timing == "kv" else -1.0,
@@ -68,16 +70,16 @@ def engine_profile(fit: Fit, told: StatedValues, limits: EngineLimits) -> Engine
         max_num_batched_tokens=max(limits.chunk_used, slots),
         chunk_tokens=limits.chunk_used,
         kv_blocks=blocks,
-        block_tokens=told.block_tokens,
-        max_model_len=told.window_tokens,
+        block_tokens=stated.block_tokens,
+        max_model_len=stated.window_tokens,
         max_num_seqs=slots,
-        prefix_cache_tokens=None if told.caches_prefixes else 0,
+        prefix_cache_tokens=None if stated.caches_prefixes else 0,
     )
 
 
 def node_profile(
     fit: Fit,
-    told: StatedValues,
+    stated: StatedValues,
     limits: EngineLimits,
     *,
     tokens_per_sequence: float,
@@ -94,20 +96,20 @@ def node_profile(
         per_token_s = fit.h_s / max(tokens_per_sequence, 1.0)
         source += f"; H spread over {tokens_per_sequence:.0f} resident tokens a sequence"
     return NodeProfile(
-        name=told.name,
-        gpu=told.gpu,
-        model=told.model,
-        gpus=told.gpus,
+        name=stated.name,
+        gpu=stated.gpu,
+        model=stated.model,
+        gpus=stated.gpus,
         w_s=fit.w_s,
         h_s_per_token=per_token_s,
         prefill_s_per_token=fit.prefill_s_per_token,
         attention_s_per_pair=fit.attention_s_per_pair,
         chunk_tokens=limits.chunk_used,
-        kv_tokens=told.kv_tokens,
-        block_tokens=told.block_tokens,
+        kv_tokens=stated.kv_tokens,
+        block_tokens=stated.block_tokens,
         max_num_seqs=limits.slots_used,
         max_num_batched_tokens=limits.chunk_used,
-        usd_per_gpu_hour=told.usd_per_gpu_hour,
+        usd_per_gpu_hour=stated.usd_per_gpu_hour,
         source=source,
         verified=verified,
         measured=MeasuredRange(

@@ -80,17 +80,17 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """How the requests were counted."""
-        found = []
+        notes = []
         if self.left_out:
-            found.append(f"{self.left_out} records without lengths were left out")
+            notes.append(f"{self.left_out} records without lengths were left out")
         if self.unserved:
-            found.append(
+            notes.append(
                 f"{self.unserved} of {len(self.requests)} requests were refused or not served, and "
                 f"count as demand; {self.retries} retries of refused requests do not"
             )
             if not self.tells_retries:
-                found.append("this log does not tell retries apart: every refusal counts")
-        return tuple(found)
+                notes.append("this log does not tell retries apart: every refusal counts")
+        return tuple(notes)
 
 
 class _Attempt(NamedTuple):
@@ -107,21 +107,21 @@ def read_demand(
     records: Iterable[Mapping[str, Any]], name: str, fields: FieldMap | None = None
 ) -> Demand:
     """Read every record; raises PlanError for one that is damaged, or of no known format."""
-    found = fields
+    field_map = fields
     attempts: list[_Attempt] = []
     whens: set[str | None] = set()
     left_out = 0
     for number, record in enumerate(records, 1):
-        if found is None:
-            found = recognised(record, name)
-        compression = _compression(record, name, number) if found.outcome else NO_COMPRESSION
+        if field_map is None:
+            field_map = recognised(record, name)
+        compression = _compression(record, name, number) if field_map.outcome else NO_COMPRESSION
         whens.add(compression.when)
-        attempt = _attempt(record, found, compression, name, number)
+        attempt = _attempt(record, field_map, compression, name, number)
         if attempt is None:
             left_out += 1
         else:
             attempts.append(attempt)
-    if found is None:
+    if field_map is None:
         raise PlanError(
             f"{name} has no requests with both lengths", "give a trace with requests in it"
         )
@@ -129,8 +129,8 @@ def read_demand(
         attempts.sort(key=lambda attempt: attempt.request.time_s)
     requests, retries = _joined(attempts)
     return Demand(
-        source=found.name,
-        fields=found,
+        source=field_map.name,
+        fields=field_map,
         requests=tuple(_corrected(requests)),
         unserved=sum(not request.served for request in requests),
         retries=retries,
@@ -252,14 +252,14 @@ def _length(record: Mapping[str, Any], field: str, name: str, number: int) -> fl
     if value is None or value == "":
         return nan
     try:
-        found = float(value)
+        tokens = float(value)
     except (TypeError, ValueError):
-        found = -1.0
-    if not 0 <= found < 1e9:
+        tokens = -1.0
+    if not 0 <= tokens < 1e9:
         raise PlanError(
             f"{name}, record {number}: {field} is {value!r}", "lengths are numbers of tokens >= 0"
         )
-    return found
+    return tokens
 
 
 def _name(record: Mapping[str, Any], field: str | None) -> str:

@@ -98,11 +98,11 @@ def readable(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not {"schema", "outcome", "time_unix_s"} <= record.keys():
         return record
-    found = dict(record)
+    flat = dict(record)
     for name, section in record.items():
         if isinstance(section, dict):
-            found |= {f"{name}.{field}": value for field, value in section.items()}
-    return found
+            flat |= {f"{name}.{field}": value for field, value in section.items()}
+    return flat
 
 
 def recognised(record: Mapping[str, Any], name: str) -> FieldMap:

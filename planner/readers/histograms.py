@@ -120,8 +120,8 @@ def _cells(buckets: Mapping[float, float]) -> tuple[Floats, Floats]:
     steps = (np.arange(_PARTS) + 0.5) / _PARTS
     lengths = (lows[:, None] + (highs - lows)[:, None] * steps).ravel()
     shares = np.repeat(mass / mass.sum() / _PARTS, _PARTS)
-    kept = shares > 0
-    return np.maximum(np.ceil(lengths[kept]), 1.0), shares[kept]
+    positive = shares > 0
+    return np.maximum(np.ceil(lengths[positive]), 1.0), shares[positive]
 
 
 def _matched(limits: Mapping[float, float], answers: Floats, mass: Floats) -> Floats:

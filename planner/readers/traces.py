@@ -78,7 +78,7 @@ def workload_of(demand: Demand, name: str) -> Workload:
     entitlements = tuple(r.entitlement for r in measured)
     models = sorted({r.model for r in demand.requests if r.model})
     several = (f"requests of {len(models)} models are planned as one: {', '.join(models)}",)
-    found = from_lengths(
+    workload = from_lengths(
         prompts,
         answers,
         name=name,
@@ -90,7 +90,7 @@ def workload_of(demand: Demand, name: str) -> Workload:
         notes=demand.notes if len(models) < 2 else (*several, *demand.notes),
     )
     return msgspec.structs.replace(
-        found,
+        workload,
         times_s=times if timed else None,
         entitlements=entitlements if any(entitlements) else None,
         compressible=_compressible(demand, measured),

@@ -224,9 +224,9 @@ class _WindowMoments:
         self._left_weight = atoms.weight[self._left_atom] * self._left_share
         self._weight = atoms.weight[atom] * share
         if left.size:
-            kept = share > 0
-            answer, room, cell = answer[kept], room[kept], cell[kept]
-            self._weight = self._weight[kept]
+            positive = share > 0
+            answer, room, cell = answer[positive], room[positive], cell[positive]
+            self._weight = self._weight[positive]
         self._cell, self._answer, self._edges = cell, answer, edges
         self.prompt_after = room
 
@@ -246,9 +246,9 @@ class _WindowMoments:
         """Rows of compressed requests; their total length is the boundary."""
         p, steps = self._weight, chunks + self._answer
         run = p * steps
-        kept = run * self.prompt_after + p * (self._answer * self._answer / 2)
+        held = run * self.prompt_after + p * (self._answer * self._answer / 2)
         prompts = [p * self.prompt_after**power for power in range(1, 5)]
-        base = self._by_reach((p, run, run * steps, *prompts, kept), self._cell)
+        base = self._by_reach((p, run, run * steps, *prompts, held), self._cell)
         length = self._edges[:, None]
         rows = np.empty((ROWS, *self._shape))
         rows[[MASS, STEPS, STEPS2, PROMPT, PROMPT2, PROMPT3, PROMPT4, HELD]] = base

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from gateway.settings.source import install
 from predictor.artifact import Artifact, ArtifactError, PoolSection, encode
-from predictor.rows import Found, read_rows
+from predictor.rows import LogRows, read_rows
 from sluice.terminal import JsonOption, PlainConsole, refuse
 
 
@@ -46,18 +46,18 @@ def train(
     """
     if not 0.5 <= alpha < 1:
         refuse(f"--alpha {alpha:g}", "give one from 0.5 to below 1")
-    found = _read(log, model, pool)
-    judged = _train_all(found, alpha, boosted)
+    log_rows = _read(log, model, pool)
+    judged = _train_all(log_rows, alpha, boosted)
     won = [j.section for j in judged if j.section is not None and not j.prior_because]
     if won:
         _write(won, out, plot)
     elif all(j.section is None for j in judged):
         _too_few(judged)
     if as_json:
-        told = {"ok": bool(won), "file": str(out) if won else None, **summary(found, judged)}
+        told = {"ok": bool(won), "file": str(out) if won else None, **summary(log_rows, judged)}
         typer.echo(json.dumps(told, indent=2))
     else:
-        _print(found, judged)
+        _print(log_rows, judged)
         if won:
             typer.echo(f"wrote {out}")
         else:
@@ -66,15 +66,15 @@ def train(
         raise typer.Exit(1)
 
 
-def summary(found: Found, judged: list[Judged]) -> dict[str, Any]:
+def summary(log_rows: LogRows, judged: list[Judged]) -> dict[str, Any]:
     """The data read, and each pool's predictor."""
     return {
         "log": {
-            "lines": found.lines,
-            "rows": found.count,
-            "unreadable": found.unreadable,
-            "other": found.other,
-            "lacking": found.lacking,
+            "lines": log_rows.lines,
+            "rows": log_rows.count,
+            "unreadable": log_rows.unreadable,
+            "other": log_rows.other,
+            "lacking": log_rows.lacking,
         },
         "pools": {j.name: _pool_summary(j) for j in judged},
     }
@@ -90,18 +90,18 @@ def _pool_summary(judged: Judged) -> dict[str, Any]:
     return told
 
 
-def _read(logs: list[Path], model: str | None, pool: str | None) -> Found:
-    found = Found()
+def _read(logs: list[Path], model: str | None, pool: str | None) -> LogRows:
+    log_rows = LogRows()
     for path in logs:
         try:
             with path.open("rb") as lines:
-                read_rows(lines, model=model, pool=pool, into=found)
+                read_rows(lines, model=model, pool=pool, into=log_rows)
         except OSError as error:
             refuse(f"{path}: {error.strerror}", "give the gateway's request log")
-    return found
+    return log_rows
 
 
-def _train_all(found: Found, alpha: float, boosted: bool) -> list[Judged]:
+def _train_all(log_rows: LogRows, alpha: float, boosted: bool) -> list[Judged]:
     try:
         from predictor.judge import PRIOR, beats_prior
         from predictor.train import TooFewRows
@@ -109,7 +109,7 @@ def _train_all(found: Found, alpha: float, boosted: bool) -> list[Judged]:
     except ImportError as error:
         refuse(f"{error.name} is missing", install("train"))
     judged = []
-    for (model, pool), rows in sorted(found.rows.items()):
+    for (model, pool), rows in sorted(log_rows.rows.items()):
         name = f"{model}/{pool}"
         try:
             with PlainConsole(stderr=True).status(f"training {name} on {len(rows):,} prefills"):
@@ -149,11 +149,11 @@ def _too_few(judged: list[Judged]) -> NoReturn:
     refuse("; ".join(problems) or "no usable rows", fix)
 
 
-def _print(found: Found, judged: list[Judged]) -> None:
+def _print(log_rows: LogRows, judged: list[Judged]) -> None:
     console = PlainConsole()
     console.print(
-        f"{found.lines:,} lines: {found.count:,} prefills, {found.other:,} other, "
-        f"{found.lacking:,} without the fields, {found.unreadable:,} unreadable"
+        f"{log_rows.lines:,} lines: {log_rows.count:,} prefills, {log_rows.other:,} other, "
+        f"{log_rows.lacking:,} without the fields, {log_rows.unreadable:,} unreadable"
     )
     for pool in judged:
         console.print(f"\n[bold]{pool.name}[/]")
