@@ -238,17 +238,17 @@ class LimitBook:
         """Take what a request may use of its limits, whether or not it fits."""
         held: list[Holding] = []
         uses: list[LimitUse] = []
-        for limit, one in zip(request.limits, weighed, strict=True):
-            counter, level, amount = one.counter, one.spent + one.asked, request.reserves(limit)
+        for limit, use in zip(request.limits, weighed, strict=True):
+            counter, level, amount = use.counter, use.spent + use.asked, request.reserves(limit)
             if limit.unit == "requests":
-                counter.post(one.start_s, amount)
+                counter.post(use.start_s, amount)
             else:
                 counter.reserved += amount
-            crossed = 0 < limit.warn <= level and counter.warned_s < one.since_s
+            crossed = 0 < limit.warn <= level and counter.warned_s < use.since_s
             if crossed:
-                counter.warned_s = one.start_s
-            held.append(Holding(limit.id, limit.unit, one.start_s, amount, one.asked))
-            uses.append(LimitUse(level, one.amount, crossed))
+                counter.warned_s = use.start_s
+            held.append(Holding(limit.id, limit.unit, use.start_s, amount, use.asked))
+            uses.append(LimitUse(level, use.amount, crossed))
             self._note(limit.id)
         return tuple(held), tuple(uses)
 

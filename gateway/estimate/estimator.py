@@ -114,9 +114,9 @@ def _fits(prior: Pair, deviation: Pair, limits: Pair) -> ByTenant[TwoTermFit]:
 
 def _fitted(fits: ByTenant[TwoTermFit]) -> tuple[float, float, int]:
     """Both coefficients as medians over tenants, and the number of observations behind them."""
-    found = [own for _, own in fits.latest() if own.observations] or [fits.of("")]
-    a, b = median([own.a for own in found]), median([own.b for own in found])
-    return a, b, sum(own.observations for own in found)
+    learned = [own for _, own in fits.latest() if own.observations] or [fits.of("")]
+    a, b = median([own.a for own in learned]), median([own.b for own in learned])
+    return a, b, sum(own.observations for own in learned)
 
 
 class LengthEstimator:

@@ -94,10 +94,10 @@ class Source:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    async def _take(self, found: Sequence[FoundEngine]) -> None:
+    async def _take(self, engines_named: Sequence[FoundEngine]) -> None:
         engines: list[Engine] = []
         wrong, workers = 0, 0
-        for number, each in enumerate(found, start=1):
+        for number, each in enumerate(engines_named, start=1):
             try:
                 engines.append(self._engine_of(each))
                 workers += len(engines[-1])

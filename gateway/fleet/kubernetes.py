@@ -302,7 +302,7 @@ async def _of_pods(
 async def _of_pool(api: KubernetesApi, name: str, namespace: str, scheme: str) -> Sets:
     """The pods that an InferencePool selects; anew when its specification changes."""
     pools = api.follow(POOLS.format(namespace), fields=f"metadata.name={name}")
-    found: Sets | None = None
+    sets: Sets | None = None
     spec: Mapping[str, Any] | None = None
     next_pool = asyncio.ensure_future(anext(pools))
     next_set: asyncio.Future[tuple[FoundEngine, ...]] | None = None
@@ -319,15 +319,15 @@ async def _of_pool(api: KubernetesApi, name: str, namespace: str, scheme: str) -
                     raise DiscoveryFailure(f"no InferencePool {name}")
                 if named["spec"] != spec:
                     spec = named["spec"]
-                    await _end(next_set, found)
-                    found = _of_pods(api, namespace, *pool_selects(named), scheme)
-                    next_set = asyncio.ensure_future(anext(found))
-            elif next_set is not None and found is not None:
+                    await _end(next_set, sets)
+                    sets = _of_pods(api, namespace, *pool_selects(named), scheme)
+                    next_set = asyncio.ensure_future(anext(sets))
+            elif next_set is not None and sets is not None:
                 engines = next_set.result()
-                next_set = asyncio.ensure_future(anext(found))
+                next_set = asyncio.ensure_future(anext(sets))
                 yield engines
     finally:
-        await _end(next_set, found)
+        await _end(next_set, sets)
         await _end(next_pool, pools)
 
 

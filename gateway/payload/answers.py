@@ -295,8 +295,8 @@ class Answer(NamedTuple):
 
 def response_id(head: bytes) -> str | None:
     """The response id in an answer's first bytes; None if there is none."""
-    found = _RESPONSE_ID.search(head)
-    return None if found is None else found[1].decode("ascii")
+    match = _RESPONSE_ID.search(head)
+    return None if match is None else match[1].decode("ascii")
 
 
 def read_answer(body: bytes) -> Answer:
@@ -326,8 +326,8 @@ def search_answer(part: bytes, name: str = "") -> Answer:
     event's own, if it has one.
     """
     if not name:
-        found = _FIRST_TYPE.match(part) or _LAST_TYPE.search(part, len(part) - 128)
-        name = "" if found is None else found[1].decode("ascii")
+        match = _FIRST_TYPE.match(part) or _LAST_TYPE.search(part, len(part) - 128)
+        name = "" if match is None else match[1].decode("ascii")
     finish = next((str(word) for word in _search(part, b'"finish_reason"', _WORD)), None)
     return Answer(
         next(filter(None, map(usage_of, _search(part, b'"usage"', _OBJECT))), None),
@@ -375,6 +375,6 @@ def _search(body: bytes, name: bytes, value: re.Pattern[bytes]) -> Iterator[Any]
         if at < 0:
             break
         behind = at + len(name)
-        if found := value.match(body, behind, behind + _MAX_MEMBER_BYTES):
+        if match := value.match(body, behind, behind + _MAX_MEMBER_BYTES):
             with contextlib.suppress(*_ODD):
-                yield msgspec.json.decode(found[1])
+                yield msgspec.json.decode(match[1])

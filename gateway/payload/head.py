@@ -20,11 +20,11 @@ def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 def pairs_of(lines: bytes) -> Sequence[tuple[bytes, bytes]]:
     """The (name, value) pairs of a block, in order."""
-    found = []
+    headers = []
     for line in lines.split(b"\r\n")[:-1]:
         name, _, value = line.partition(b": ")
-        found.append((name, value))
-    return found
+        headers.append((name, value))
+    return headers
 
 
 MAX_REQUEST_ID = 128
@@ -125,10 +125,10 @@ QUEUE: Final = 0
 
 def parent_of(lines: bytes) -> tuple[str, str, bool] | None:
     """(trace id, span id, sampled) of a head's `traceparent`; None without exactly one valid."""
-    found = _LINE.findall(lines)
-    if len(found) != 1 or len(found[0]) > _MAX_BYTES:
+    values = _LINE.findall(lines)
+    if len(values) != 1 or len(values[0]) > _MAX_BYTES:
         return None
-    match = _VALUE.fullmatch(found[0].strip())
+    match = _VALUE.fullmatch(values[0].strip())
     if match is None:
         return None
     version, trace_id, span_id, flags, more = match.groups()

@@ -116,7 +116,7 @@ def by_name(raw: bytes) -> Members:
 
 def locate(raw: bytes) -> list[Member]:
     """All top-level members with their offsets; raises as `pairs` does."""
-    found: list[Member] = []
+    members: list[Member] = []
     match_key = _KEY.match
     at = body_start(raw)
     for key, value in pairs(raw).items():
@@ -125,8 +125,8 @@ def locate(raw: bytes) -> list[Member]:
             raise ValueError("msgspec and the key pattern disagree")
         key_start, value_start = match.span(1)
         at = value_start + len(value)
-        found.append(Member(key.name, key_start, value_start, at))
-    return found
+        members.append(Member(key.name, key_start, value_start, at))
+    return members
 
 
 def body_start(raw: bytes) -> int:
@@ -204,8 +204,8 @@ def with_usage(options: msgspec.Raw | None, *, running: bool = False) -> bytes:
     """
     given = b"null" if options is None else bytes(options)
     raw = b"{}" if given == b"null" else given
-    found = edits(raw, replace={**_USAGE, RUNNING_USAGE: b"true"} if running else _USAGE)
-    return raw if found is None else b"".join(found)
+    pieces = edits(raw, replace={**_USAGE, RUNNING_USAGE: b"true"} if running else _USAGE)
+    return raw if pieces is None else b"".join(pieces)
 
 
 def _cuts(
@@ -250,17 +250,17 @@ def compact(raw: Raw, param: str) -> str:
 
 def without_data(text: str) -> str:
     """JSON text whose opaque data is cut to as many characters as text of its cost has."""
-    kept = []
+    pieces = []
     done, at = 0, _DATA_CHARS
     while at < len(text) and (end := text.find('"', at)) >= 0:
         # A string that long lies over one of the places looked at; few quotes are.
         start = text.rfind('"', done, at) + 1
         if end - start >= _DATA_CHARS and _DATA.fullmatch(text, start, end):
             most = max(_DATA_CHARS, (end - start) // _DATA_CHARS_PER_CHAR)
-            kept.append(text[done : start + most])
+            pieces.append(text[done : start + most])
             done = end
         at = end + _DATA_CHARS
-    return "".join((*kept, text[done:]))
+    return "".join((*pieces, text[done:]))
 
 
 NOT_TEXT: Final = STEERING_FIELDS | {
@@ -348,13 +348,13 @@ def known_only(shape: str, members: Mapping[str, Raw]) -> tuple[bytes, int]:
     `shape` is the name of an endpoint with such bodies, `members` are the top-level ones. A value
     of an unexpected shape stays as it is.
     """
-    kept = _relaxed(members)
+    relaxed = _relaxed(members)
     total = 0
     for name, known in _WITHIN.get(shape, {}).items():
-        if name in kept:
-            kept[name], size = _split(kept[name], known, name)
+        if name in relaxed:
+            relaxed[name], size = _split(relaxed[name], known, name)
             total += size
-    return msgspec.json.encode(kept), total
+    return msgspec.json.encode(relaxed), total
 
 
 def _split(raw: Raw, known: Known, where: str) -> tuple[Raw, int]:
@@ -375,7 +375,7 @@ def _split(raw: Raw, known: Known, where: str) -> tuple[Raw, int]:
 
 def _split_object(raw: Raw, known: Known, where: str) -> tuple[Raw, int]:
     total = 0
-    kept = {}
+    known_members = {}
     changed = False
     members = _members(raw)
     kind = members.get("type", schema.ABSENT)
@@ -387,12 +387,12 @@ def _split_object(raw: Raw, known: Known, where: str) -> tuple[Raw, int]:
             changed = True
             continue
         inner = known[name]
-        kept[name] = value
+        known_members[name] = value
         if inner is None or (name in _IN_LISTS and bytes(memoryview(value)[:1]) != b"["):
             continue
-        kept[name], size = _split(value, inner, f"{where}.{name}")
+        known_members[name], size = _split(value, inner, f"{where}.{name}")
         total += size
-    return (Raw(msgspec.json.encode(kept)), total) if changed or total else (raw, 0)
+    return (Raw(msgspec.json.encode(known_members)), total) if changed or total else (raw, 0)
 
 
 def _bytes_of(name: str, value: Raw, where: str) -> int:
@@ -428,13 +428,13 @@ def _relaxed(members: Members) -> dict[str, Raw]:
     Programs that hold every number as a double send 1024.0, and forms send "1024"; engines read
     both as 1024. What engines refuse stays as it is, and the reader of the body refuses it, too.
     """
-    kept = dict(members)
-    for name in kept.keys() & _FORMS.keys():
+    relaxed = dict(members)
+    for name in relaxed.keys() & _FORMS.keys():
         try:
-            kept[name] = Raw(msgspec.json.encode(_FORMS[name](bytes(kept[name]))))
+            relaxed[name] = Raw(msgspec.json.encode(_FORMS[name](bytes(relaxed[name]))))
         except (ValueError, OverflowError):
             continue
-    options = kept.get("stream_options")
+    options = relaxed.get("stream_options")
     if options is not None and bytes(memoryview(options)[:1]) == b"{":
-        kept["stream_options"] = Raw(msgspec.json.encode(_relaxed(_members(options))))
-    return kept
+        relaxed["stream_options"] = Raw(msgspec.json.encode(_relaxed(_members(options))))
+    return relaxed

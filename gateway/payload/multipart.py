@@ -100,8 +100,8 @@ def read_form(body: bytes, content_types: Sequence[bytes]) -> BodyFacts:
             "Send the form with one header 'content-type: multipart/form-data; boundary=...'.",
             reason="invalid_form",
         )
-    found = _parse(body, options[b"boundary"])
-    models = [part for part in found if part.name == "model"]
+    every_part = _parse(body, options[b"boundary"])
+    models = [part for part in every_part if part.name == "model"]
     if len(models) != 1 or models[0].filename is not None:
         raise BadRequest(
             "Send the form with exactly one field 'model'.",
@@ -118,8 +118,8 @@ def read_form(body: bytes, content_types: Sequence[bytes]) -> BodyFacts:
         raise BadRequest(
             "The field 'model' is not UTF-8.", reason="invalid_utf8", param="model"
         ) from None
-    steered = steering([part.name for part in found])
-    parts = tuple(part for part in found if part.name not in steered)
+    steered = steering([part.name for part in every_part])
+    parts = tuple(part for part in every_part if part.name not in steered)
     text_bytes = sum(
         part.end - part.start for part in parts if part.filename is None and part.name != "model"
     )

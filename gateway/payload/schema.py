@@ -361,8 +361,8 @@ def undecodable(error: Exception, within: str = "") -> BadRequest:
             f"The request body could not be parsed as JSON: {detail}.", reason="invalid_json"
         )
     text = str(error)
-    found = _PATH.search(text)
-    path = within + (found["path"] if found else "")
+    match = _PATH.search(text)
+    path = within + (match["path"] if match else "")
     text = _PATH.sub("", text)
     if absent := _MISSING.match(text):
         field = absent["field"]

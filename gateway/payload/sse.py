@@ -188,13 +188,13 @@ class StreamMeter:
             return b"" if self.done else whole
         # Split into events, each with its end.
         ends = [end.end() for end in (_END_WITH_CR if b"\r\r" in whole else _END).finditer(whole)]
-        kept: list[bytes] = []
+        passed_on: list[bytes] = []
         for start, end in pairwise(dict.fromkeys((0, *ends, len(whole)))):
             if self.done:
                 break
             if sent := self._note(whole[start:end]):
-                kept.append(sent)
-        return kept[0] if len(kept) == 1 else b"".join(kept)
+                passed_on.append(sent)
+        return passed_on[0] if len(passed_on) == 1 else b"".join(passed_on)
 
     def _note(self, event: bytes) -> bytes:
         """Note what an event says; returns what to send of it."""
@@ -276,15 +276,15 @@ class StreamMeter:
 
     def usage(self) -> Usage | None:
         """The engine's usage and what it sent since; None if it sent none or an invalid one."""
-        found = self._usage
+        usage = self._usage
         for event in self._usage_events:
-            found = later_usage(found, _read(event).usage)
-        if found is None or not (more := self.counted_tokens):
-            return found
-        tokens = found.completion_tokens
+            usage = later_usage(usage, _read(event).usage)
+        if usage is None or not (more := self.counted_tokens):
+            return usage
+        tokens = usage.completion_tokens
         # What is reported before any text, as in `message_start`, is not the answer's.
         tokens = tokens + more if self._counted[1] else max(tokens, more)
-        return msgspec.structs.replace(found, completion_tokens=tokens)
+        return msgspec.structs.replace(usage, completion_tokens=tokens)
 
 
 class BodyMeter(StreamMeter):
@@ -308,9 +308,9 @@ class BodyMeter(StreamMeter):
         self._bytes += len(data)
         self._lines += data.count(b"\n")
         seen = self._tail + data
-        found = search_answer(seen)
-        self._usage = found.usage or self._usage
-        self.finish_reason = found.finish_reason or self.finish_reason
+        answer = search_answer(seen)
+        self._usage = answer.usage or self._usage
+        self.finish_reason = answer.finish_reason or self.finish_reason
         self._tail = seen[-_TAIL_BYTES:]
         return data
 
@@ -333,8 +333,8 @@ def _data_start(event: bytes) -> int:
     """Where the first line of data begins."""
     if event.startswith(b"data:"):
         return 0
-    found = [at for end in (b"\ndata:", b"\rdata:") if (at := event.find(end)) >= 0]
-    return min(found) + 1
+    starts = [at for end in (b"\ndata:", b"\rdata:") if (at := event.find(end)) >= 0]
+    return min(starts) + 1
 
 
 def _read(event: bytes, name: str = "") -> Answer:

@@ -69,11 +69,11 @@ def budget_limits(
     scope: Scope, name: str, budgets: Sequence[Budget], currency: str
 ) -> tuple[Limit, ...]:
     """Budgets as admission counts them; `currency` is the label of money."""
-    found = []
+    limits = []
     for budget in budgets:
         money, unit = budget.money, "tokens" if budget.money is None else "money"
         amount = int(Decimal(repr(money)) * NANO) if money is not None else budget.tokens or 0
-        found.append(
+        limits.append(
             Limit(
                 id=f"{scope}:{name}:{unit}:{budget.window}",
                 scope=scope,
@@ -87,19 +87,19 @@ def budget_limits(
                 currency="" if money is None else currency,
             )
         )
-    return tuple(found)
+    return tuple(limits)
 
 
 def key_limits(tenant: str, name: str, stated: KeyLimits, currency: str) -> tuple[Limit, ...]:
     """All limits of a tenant's key. They go by its name, so a rotated key counts on."""
     full = f"{tenant}/{name}"
     most, each_minute = stated.max_concurrency, stated.requests_per_minute
-    found: list[Limit] = []
+    limits: list[Limit] = []
     if most is not None:
         sequences = f"key:{full}:sequences"
-        found.append(Limit(id=sequences, scope="key", name=full, unit="sequences", amount=most))
+        limits.append(Limit(id=sequences, scope="key", name=full, unit="sequences", amount=most))
     if each_minute is not None:
-        found.append(
+        limits.append(
             Limit(
                 id=f"key:{full}:requests:minute",
                 scope="key",
@@ -109,7 +109,7 @@ def key_limits(tenant: str, name: str, stated: KeyLimits, currency: str) -> tupl
                 window="minute",
             )
         )
-    return (*found, *budget_limits("key", full, stated.budgets, currency))
+    return (*limits, *budget_limits("key", full, stated.budgets, currency))
 
 
 class Holding(Record, frozen=True, kw_only=False, array_like=True):

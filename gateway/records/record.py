@@ -36,7 +36,7 @@ _HIDDEN: Final = re.compile(
 
 def plain(text: str) -> str:
     r"""The text with control, bidirectional and invisible characters as \x1b, \u202e and so on."""
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def without_credentials(url: str) -> str:

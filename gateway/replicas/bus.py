@@ -130,7 +130,7 @@ class Bus:
         self._mine[name] = payload
         self._written.discard(name)
 
-    def kept(self, name: str) -> bool:
+    def is_written(self, name: str) -> bool:
         """Whether the store has a lasting note as it was published."""
         return name in self._written
 

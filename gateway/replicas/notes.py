@@ -411,7 +411,7 @@ class LearnedNotes:
                 continue
             taught = subject.estimator.observations
             # What the store does not have is told anew: its rates faded since it was published.
-            lost = subject.published and not self._bus.kept(LASTING + name)
+            lost = subject.published and not self._bus.is_written(LASTING + name)
             news = lost or (due and taught != subject.published)
             if news and (learned := subject.merge.learned(now_s)):
                 subject.published = taught

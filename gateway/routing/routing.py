@@ -314,12 +314,12 @@ class Conversations:
 
     Each turn's messages begin with the previous turn's, so the next turn has a point where this
     prompt ended (`gateway.scheduling.prefix_index`), and no texts are compared. Memory is
-    bounded: the latest `kept` / 2 to `kept` prompts are remembered.
+    bounded: the latest `capacity` / 2 to `capacity` prompts are remembered.
     """
 
-    def __init__(self, kept: int = RETAINED) -> None:
-        """At most `kept` (>= 2) prompts."""
-        self._half = kept // 2
+    def __init__(self, capacity: int = RETAINED) -> None:
+        """At most `capacity` (>= 2) prompts."""
+        self._half = capacity // 2
         self._recent: set[int] = set()
         self._before: set[int] = set()
 

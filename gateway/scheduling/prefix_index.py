@@ -429,9 +429,9 @@ def _long_points(before: Sequence[Raw], listed: Raw, start: int) -> Points:
     length = sum(map(len, before)) + len(listed)
     views = [memoryview(part)[:MAX_BYTES] for part in (*before, listed)]
     head = b"".join(views)[:MAX_BYTES]
-    found = digests(head, (MAX_BYTES,), start)
+    points = digests(head, (MAX_BYTES,), start)
     tail = bytes(memoryview(listed)[-_TAIL_BYTES:])
-    return (*found, (length, xxh3_64_intdigest(tail, found[-1][1] ^ length) >> 1))
+    return (*points, (length, xxh3_64_intdigest(tail, points[-1][1] ^ length) >> 1))
 
 
 def _start(endpoint_name: str, salt: str, kwargs: bytes) -> int:
@@ -467,8 +467,8 @@ def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
 
     The last edge is the end of the prompt. `start` is the chain's first value.
     """
-    found: list[tuple[int, int]] = []
-    add = found.append
+    points: list[tuple[int, int]] = []
+    add = points.append
     chain, at = start, 0
     fixed = 0
     ahead = _AHEAD[0]
@@ -481,7 +481,7 @@ def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
             ahead = _AHEAD[fixed]
         if at < edge >= MIN_BYTES:
             add((edge, xxh3_64_intdigest(data[at:edge], chain) >> 1))
-    return tuple(found)
+    return tuple(points)
 
 
 def _edges(data: bytes, lead: int, marks: Sequence[bytes]) -> list[int]:

@@ -71,12 +71,12 @@ def hits_of(match: Match, mask: int) -> dict[int, int]:
     """Longest expected prefix, in tokens, of each worker of the mask that has any."""
     hits: dict[int, int] = {}
     for tokens, holders in match:
-        found = holders & mask
-        mask ^= found
-        while found:
-            low = found & -found
+        bits = holders & mask
+        mask ^= bits
+        while bits:
+            low = bits & -bits
             hits[low.bit_length() - 1] = tokens
-            found ^= low
+            bits ^= low
         if not mask:
             break
     return hits

@@ -136,16 +136,16 @@ def assign(
         return []
     old = [] if maxage is None else [i for i, wait in enumerate(waits) if wait >= maxage]
     forced = sorted(old, key=waits.__getitem__, reverse=True)[:count]
-    found = _lpt(group, sizes, forced)
+    placed = _lpt(group, sizes, forced)
     if len(forced) == count:
-        return found
+        return placed
     out = set(forced)
     rest = [i for i in range(len(sizes)) if i not in out]
     if passes is None:
         passes = 1 if count <= IMPROVED_UP_TO else 0
     count -= len(forced)
     if len(group.caps) == 1:  # nothing to balance
-        return found + [(item, 0) for item in rest[:count]]
+        return placed + [(item, 0) for item in rest[:count]]
     load, free = group.load.copy(), list(group.free)
     # When all items fit, longest first levels better than slot by slot.
     if len(rest) > group.slots:
@@ -155,7 +155,7 @@ def assign(
     pairs = list(zip(rest, fcfs(free, len(chosen)), strict=False))
     for item, worker in pairs:
         load[worker] += sizes[item] + group.grown
-    return found + (pairs if imbalance(load) < imbalance(group.load) else chosen)
+    return placed + (pairs if imbalance(load) < imbalance(group.load) else chosen)
 
 
 def fcfs(cap: ArrayLike, count: int) -> list[int]:
@@ -172,15 +172,15 @@ def fcfs(cap: ArrayLike, count: int) -> list[int]:
 
 def _lpt(group: WorkerLoads, sizes: Sequence[float], items: Sequence[int]) -> list[tuple[int, int]]:
     """Longest first, each where it raises the window's maximum least; ties: least loaded."""
-    found = []
+    placed = []
     for item in sorted(items, key=lambda i: -sizes[i]):
         size = float(sizes[item])
         over: Any = _sum(np.maximum(group.load + (size + group.grown - group.most), 0.0), axis=1)
         over[group.rank == np.inf] = np.inf
         worker = int(np.where(over <= over.min(), group.rank, np.inf).argmin())
         group.place(worker, size)
-        found.append((item, worker))
-    return found
+        placed.append((item, worker))
+    return placed
 
 
 def _fill(group: WorkerLoads, pool: Pool, count: int, passes: int) -> list[tuple[int, int]]:

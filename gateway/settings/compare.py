@@ -133,9 +133,9 @@ def _phased_as(other: Mapping[str, Any], pool: Mapping[str, Any]) -> Mapping[str
     """A pool; where the other is in phases and it is not, as one whose own engines decode."""
     if pool["decode"] is not None or other["decode"] is None:
         return pool
-    kept = {name: pool[name] for name in ("max_model_len", "prefill", "transfer")}
-    decode = {name: value for name, value in pool.items() if name not in kept and name != "decode"}
-    return {**kept, "decode": decode}
+    outer = {name: pool[name] for name in ("max_model_len", "prefill", "transfer")}
+    decode = {name: value for name, value in pool.items() if name not in {*outer, "decode"}}
+    return {**outer, "decode": decode}
 
 
 def _shown(value: object) -> str:

@@ -162,8 +162,8 @@ def _worker_url(url: str) -> str:
 
 
 def _kv_endpoint(url: str) -> str:
-    found = re.fullmatch(r"tcp://(?:[^/@:\s]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})", url)
-    if found is None or not 0 < int(found[1]) < 1 << 16:
+    match = re.fullmatch(r"tcp://(?:[^/@:\s]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})", url)
+    if match is None or not 0 < int(match[1]) < 1 << 16:
         reject("not a ZeroMQ endpoint", "write tcp://host:port, or tcp://*:port")
     if importlib.util.find_spec("zmq") is None:
         reject("pyzmq is not installed", install("kv-events"))

@@ -144,8 +144,8 @@ def open_file(path: Path | None) -> sqlite3.Connection:
     file = sqlite3.connect(path or ":memory:", timeout=BUSY_S, isolation_level=None)
 
     def number(query: str) -> int:
-        (found,) = file.execute(query).fetchone()
-        return int(found)
+        (value,) = file.execute(query).fetchone()
+        return int(value)
 
     new = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA};"
     try:
@@ -196,8 +196,8 @@ class SqliteNotes:
             past: dict[str, list[tuple[float, bytes]]] = {}
             query = "SELECT saved_unix_s, payload FROM note WHERE name = ?"
             for name in notes.keys() - self._read:
-                found = file.execute(query, (name,))
-                past[name] = [(max(0.0, now_s - saved_s), payload) for saved_s, payload in found]
+                saved = file.execute(query, (name,))
+                past[name] = [(max(0.0, now_s - saved_s), payload) for saved_s, payload in saved]
             self._read |= past.keys()
             rows = [(n, now_s, note) for n, note in notes.items() if note and n.startswith(LASTING)]
             if rows:

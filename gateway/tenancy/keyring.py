@@ -240,7 +240,7 @@ class Keyring:
         """The owner of a tenant's key, by the key's name; of several, of the one that lasts."""
         entries = self._tenant_keys.get(tenant, ())
         named = [entry for entry in entries if entry.key is not None and entry.key.name == name]
-        principals = [found for e in named if (found := self.find(e.digest)) is not None]
+        principals = [owner for e in named if (owner := self.find(e.digest)) is not None]
         return max(principals, key=lambda p: p.expires_unix_s or inf, default=None)
 
     def has_own_key(self, entitlement: str) -> bool:

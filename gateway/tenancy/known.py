@@ -65,8 +65,8 @@ def joined(
     names = news.keys() | (before.keys() if state.whole else gone)
     changed |= {name for name in names if before.get(name) != news.get(name)}
     if names:  # not for each heartbeat, because 100,000 are many
-        kept = {} if state.whole else {n: each for n, each in before.items() if n not in gone}
-        before = {**kept, **news}
+        unchanged = {} if state.whole else {n: each for n, each in before.items() if n not in gone}
+        before = {**unchanged, **news}
     return KnownCluster(version=state.version, entitlements=before, stale=stale), changed
 
 

@@ -51,14 +51,14 @@ class _ServerInfo(msgspec.Struct):
 
 async def _note_phase(pages: EnginePages, pool: Pool, worker: int, phase: str) -> None:
     """Remark on an engine of SGLang that says it serves another phase than its pool's."""
-    told = phase
+    reported = phase
     with contextlib.suppress(*NOT_HAD, msgspec.DecodeError, RecursionError):
         page = await pages.get(pool.addresses[worker], "/get_server_info")
         if page is not None and page.status == 200:
-            told = msgspec.json.decode(page.body, type=_ServerInfo).disaggregation_mode or phase
-    if told != phase:
+            reported = msgspec.json.decode(page.body, type=_ServerInfo).disaggregation_mode or phase
+    if reported != phase:
         pool.engine_of[worker].remark = (
-            f"its disaggregation_mode is {told}, and the file has it in {phase}: set "
+            f"its disaggregation_mode is {reported}, and the file has it in {phase}: set "
             f"--disaggregation-mode {phase}, or move it"
         )
 

@@ -144,19 +144,19 @@ class ClusterStore:
         version, whole = (int(epoch), int(revision)), changes != b"1"
         if complete != b"1" or version < known:
             return None
-        found = dict(zip(names, rows, strict=True))
+        row_of = dict(zip(names, rows, strict=True))
         if whole:
             cursor = b""
             while cursor != b"0":
                 scan = ("HSCAN", self._keys[1], cursor or b"0", "COUNT", BATCH)
                 cursor, pairs = await self._session.call(*scan, limit_s=SCAN_S)
-                found.update(zip(pairs[::2], pairs[1::2], strict=True))
+                row_of.update(zip(pairs[::2], pairs[1::2], strict=True))
             # What changed meanwhile is read again; unless a writer began, whose rows are not all.
             after = await self._run("read", version[1], MISSED_MOST, epoch)
             if after[2:3] != [b"1"] or after[5] != b"1":
                 return None
         # In a thread, because 100,000 are many; its loop lets others run in between.
-        granted, unread = await asyncio.to_thread(_read, found)
+        granted, unread = await asyncio.to_thread(_read, row_of)
         return ClusterState(
             version=version,
             whole=whole,
@@ -182,10 +182,10 @@ class ClusterStore:
         return (await self._session.run(self._script, [call]))[0]
 
 
-def _read(found: Mapping[bytes, bytes | None]) -> tuple[list[ClusterEntitlement], list[str]]:
+def _read(row_of: Mapping[bytes, bytes | None]) -> tuple[list[ClusterEntitlement], list[str]]:
     """Entitlements by name, and the names of those that are none here: they open nothing."""
     granted, unread = [], []
-    for name, row in found.items():
+    for name, row in row_of.items():
         try:
             granted.append(_row(row or b""))
         except msgspec.MsgspecError as error:

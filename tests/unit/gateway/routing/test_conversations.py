@@ -50,7 +50,7 @@ def test_with_other_tools_it_is_another_prompt() -> None:
 
 
 def test_the_longest_unused_are_forgotten_first() -> None:
-    known = Conversations(kept=4)
+    known = Conversations(capacity=4)
     for name in "abcad":
         known.remember("t", prompt(name + BEGIN))
         assert len(known) <= 4
