@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from gateway.batches.promise import HOUR_S, Demand, Leftovers, Profile, Work, with_hour, work
+from gateway.batches.promise import HOUR_S, Demand, FreeSlots, Profile, Work, with_hour, work
 from simulator.pipeline.records import EVICTED, Gateway, TenantTraffic
 from simulator.pipeline.run import Run
 
@@ -153,12 +153,12 @@ class BatchRun(Run):
             self._demand = Demand(self.profile, hour)
             self._live_s = self._backlog_s = self._used_s = 0.0
 
-    def _leftovers(self, now_s: float) -> Leftovers:
+    def _leftovers(self, now_s: float) -> FreeSlots:
         passed_s = now_s % HOUR_S
         now_live = float(self._pool.inflight - len(self._running))
         live = self._live_s / passed_s if passed_s > 60 else now_live
         slots = self._slots - self._headroom
-        return Leftovers(self._demand, slots, live, self._start_unix_s + now_s)
+        return FreeSlots(self._demand, slots, live, self._start_unix_s + now_s)
 
     def _work(self, batch: Batch) -> Work:
         return work(

@@ -21,7 +21,7 @@ from gateway.batches.promise import (
     HOUR_S,
     RATIOS,
     Demand,
-    Leftovers,
+    FreeSlots,
     Profile,
     Work,
     with_hour,
@@ -191,7 +191,7 @@ class Forecaster:
             by_unix_s=by_unix_s,
         )
 
-    async def _around(self, served: ModelRuntime, batch: Batch) -> tuple[Leftovers, list[Work]]:
+    async def _around(self, served: ModelRuntime, batch: Batch) -> tuple[FreeSlots, list[Work]]:
         """The capacity that live requests leave, and the other open batches that use it."""
         names = [other for other in await self._store.open_names(Batch) if other != batch.id]
         others = [stored[0] for i in names if (stored := await self._store.get(Batch, i))]
@@ -201,7 +201,7 @@ class Forecaster:
             demand = seen.demand = await self._apart(Demand, seen.profile, hour)
         live = seen.live_s / seen.since_s if seen.since_s else float(self._live(served))
         slots, live = self._slots(served), live + seen.others
-        return await self._apart(Leftovers, demand, slots, live, now_unix_s), [
+        return await self._apart(FreeSlots, demand, slots, live, now_unix_s), [
             self._work(served.name, other, other.promised_by_unix_s)
             for other in others
             if other.status not in ENDED

@@ -121,7 +121,7 @@ def work(
     return Work(slot_s=each * left, doubt=max(doubt, _LEAST_DOUBT), by_unix_s=by_unix_s)
 
 
-class Leftovers:
+class FreeSlots:
     """Drawn weeks of free slots from now on."""
 
     def __init__(self, demand: "Demand", slots: float, live: float, now_unix_s: float) -> None:

@@ -7,7 +7,7 @@ bodies with what the gateway holds of it.
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -33,9 +33,7 @@ from gateway.records.request import Principal
 from gateway.records.usage import NANO
 
 _RANGE: Final = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
-_STATES: Final[tuple[Status, ...]] = (
-    *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
-)
+_STATES: Final = tuple(state for state in get_args(Status) if state != "validating")
 _decode: Final = msgspec.json.Decoder(BatchRequest).decode
 
 

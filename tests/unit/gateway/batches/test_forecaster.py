@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.batches.forecaster import Forecaster
-from gateway.batches.promise import HOUR_S, Leftovers, Profile
+from gateway.batches.promise import HOUR_S, FreeSlots, Profile
 from gateway.batches.rights import BatchModels
 from gateway.errors import Refusal
 from gateway.fleet.model_runtime import ModelRuntime
@@ -240,13 +240,13 @@ async def test_live_requests_go_on_while_a_promise_is_computed(
     store: Documents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With many open batches that takes a few hundred ms, and clients may ask again and again."""
-    decide, loop_ran = Leftovers.decide, threading.Event()
+    decide, loop_ran = FreeSlots.decide, threading.Event()
 
     def waits(*arguments: Any) -> Any:
         assert loop_ran.wait(10)
         return decide(*arguments)
 
-    monkeypatch.setattr(Leftovers, "decide", waits)
+    monkeypatch.setattr(FreeSlots, "decide", waits)
     world = World(store)
     await world.hours(2)
     asked = asyncio.create_task(world.forecaster.promise(world.batch(86_400), file(1)))

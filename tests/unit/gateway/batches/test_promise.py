@@ -13,7 +13,7 @@ from gateway.batches.promise import (
     WEEK,
     Decision,
     Demand,
-    Leftovers,
+    FreeSlots,
     Profile,
     Work,
     with_hour,
@@ -39,7 +39,7 @@ DEMANDS = [Demand(p, HOUR) for p in (KNOWN, Profile(), NO_LEFTOVERS)]
 
 
 def decided(demand: Demand, slots: float, batch: Work, others: list[Work]) -> Decision:
-    return Leftovers(demand, slots, 5.0, NOW).decide(batch, others)
+    return FreeSlots(demand, slots, 5.0, NOW).decide(batch, others)
 
 
 def works(least: float = 0.0) -> st.SearchStrategy[Work]:
@@ -112,7 +112,7 @@ def test_no_batch_is_promised_before_one_whose_promise_would_break() -> None:
 
 def test_leftovers_of_the_night_are_foreseen_in_the_day() -> None:
     noon = Demand(KNOWN, HOUR - 12)  # the profile's history began at midnight
-    left = Leftovers(noon, 10.0, 10.0, NOW - 12 * HOUR_S)
+    left = FreeSlots(noon, 10.0, 10.0, NOW - 12 * HOUR_S)
     early, late = (
         left.decide(Work(slot_s=slot_s, doubt=0.03, by_unix_s=NOW), []).p50_s
         for slot_s in (10_000.0, 100_000.0)
@@ -140,7 +140,7 @@ def test_promises_of_a_profile_come_true_as_often_as_they_say() -> None:
         live = np.array(week(5, seed=seed)) * days
         start = int(random.integers(4 * WEEK, 4 * WEEK + 72))
         profile = Profile(first_hour=HOUR - start, hours=tuple(live[:start].tolist()))
-        left = Leftovers(Demand(profile, HOUR), 12, 0.0, float(HOUR * HOUR_S))
+        left = FreeSlots(Demand(profile, HOUR), 12, 0.0, float(HOUR * HOUR_S))
         batch = Work(slot_s=120_000, doubt=0.03, by_unix_s=NOW)
         p95_s = left.decide(batch, []).p95_s
         done = np.cumsum(np.maximum(0, 12 - live[start:])) * HOUR_S * profile.used_share
