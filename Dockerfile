@@ -18,11 +18,12 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 ENV HATCH_BUILD_HOOK_ENABLE_MYPYC=true
 WORKDIR /src
-# The environment is made without pip: nothing can be installed into it later.
+# The environment is made without pip: nothing can be installed into it later. What compiles reads
+# it for the types, and needs no bytecode. The locks are complete: nothing has to be resolved.
 COPY requirements/build.txt requirements/runtime.txt ./requirements/
-RUN pip install --require-hashes -r requirements/build.txt -r requirements/runtime.txt \
-    && python -m venv --without-pip /opt/sluice \
-    && pip --python /opt/sluice/bin/python install --require-hashes -r requirements/runtime.txt
+RUN python -m venv --without-pip /opt/sluice \
+    && pip --python /opt/sluice/bin/python install --no-deps --require-hashes -r requirements/runtime.txt \
+    && pip install --no-deps --no-compile --require-hashes -r requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY compressor ./compressor
 COPY predictor ./predictor
@@ -31,7 +32,8 @@ COPY planner ./planner
 COPY simulator ./simulator
 COPY controller ./controller
 COPY sluice ./sluice
-RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+RUN PYTHONPATH=$(echo /opt/sluice/lib/python*/site-packages) \
+        pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && pip --python /opt/sluice/bin/python install --no-deps /wheels/sluice_gateway-*.whl
 
 FROM ${PYTHON_IMAGE}

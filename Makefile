@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+ANY_PYTHON = $(or $(wildcard $(BIN)/python),$(PYTHON))
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 # Demo and tests start processes by the hundred: each module is compiled once, not by each.
@@ -39,7 +40,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # What is installed is what the locks in requirements/ name, by hash; `make update` writes them.
-LOCKED := $(PIP) install --require-hashes
+# They are complete: nothing has to be resolved.
+LOCKED := $(PIP) install --no-deps --require-hashes
 THIS := $(PIP) install --no-deps --no-build-isolation -e .
 
 # What the gateway runs with, and what builds it.
@@ -83,7 +85,7 @@ TOGETHER = $(PYTEST) --dist loadfile --no-loadscope-reorder -m "not timed and no
 marked = $(shell grep -rl --include='*.py' 'mark\.$(1)' $(2))
 # The tests of some suites with a mark, where there are any: pytest, mark, suites.
 run_marked = $(if $(call marked,$(2),$(3)),$(1) -m $(2) $(call marked,$(2),$(3)) $(ARGS) || [ $$? = 5 ],true)
-test: $(VENV)/.dev redis promtool helm
+test:
 	@if $(can_compile); then \
 		$(MAKE) --no-print-directory -j 2 image test-together SUITES=tests/unit && \
 		$(MAKE) --no-print-directory test-alone SUITES=tests/unit && \
@@ -134,9 +136,9 @@ test-image: image redis promtool
 image: .image/.built
 .image/.built: Dockerfile .dockerignore pyproject.toml README.md requirements/build.txt \
 		requirements/runtime.txt $(shell find compressor predictor \
-		controller gateway planner simulator sluice -type f -not -name '*.pyc') | $(VENV)/.dev
+		controller gateway planner simulator sluice -type f -not -name '*.pyc')
 	@$(can_compile) || { echo "a C compiler (cc) and Python.h (python3-dev) are needed" >&2; exit 1; }
-	$(BIN)/python -m tests.image .image
+	$(ANY_PYTHON) -m tests.image .image
 	@touch $@
 
 # COMPILED=1: of the copy below, in this folder.
@@ -164,7 +166,7 @@ compiled: .compiled/.built
 	cd .compiled && $(CURDIR)/$(BIN)/python -m zipfile -e dist/*.whl .
 	ln -s ../.peers .compiled/.peers
 	@touch $@
-can_compile = command -v cc >/dev/null && $(BIN)/python -c \
+can_compile = command -v cc >/dev/null && $(ANY_PYTHON) -c \
 	'import pathlib, sys, sysconfig as s; sys.exit(not pathlib.Path(s.get_path("include"), "Python.h").exists())'
 # Git lists what was deleted, too, until that is staged.
 copy = git ls-files -co --exclude-standard -z \

@@ -11,7 +11,8 @@ this machine, but checked:
 - apt-get: what the packages bring has to be here already (`_BROUGHT`);
 - groupadd and useradd: USER, and every owner of a folder, has to be one that they make.
 
-Anything else that is not understood is an error.
+Anything else that is not understood is an error. Only Python's own modules are imported: the image
+is built beside the virtual environment that tests need.
 """
 
 import os
@@ -26,8 +27,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from tests.unit.deploy.files import ROOT, dockerfile
-
+ROOT: Final = Path(__file__).parents[1]
 _BROUGHT: Final = {
     "gcc": "int main(void) { return 0; }",
     "libc6-dev": "#include <stdlib.h>\nint main(void) { return EXIT_SUCCESS; }",
@@ -35,6 +35,13 @@ _BROUGHT: Final = {
 """Debian package -> a program that can be compiled where it is installed."""
 _PASSED_ON: Final = re.compile(r"(?i)PIP_\w+|\w+_proxy|SSL_CERT_\w+|REQUESTS_CA_BUNDLE")
 _KNOWN: Final = re.compile("ARG|LABEL|EXPOSE|STOPSIGNAL|HEALTHCHECK|ENTRYPOINT|CMD|RUN|COPY|USER")
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """(instruction, arguments), with continued lines joined."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in lines if line]
 
 
 class Image:
@@ -54,8 +61,8 @@ class Image:
     @property
     def wheel(self) -> Path:
         """The one that was built."""
-        (found,) = self._folder.glob("stages/build/wheels/*.whl")
-        return found
+        (wheel,) = self._folder.glob("stages/build/wheels/*.whl")
+        return wheel
 
     def build(self) -> None:
         """Run the Dockerfile.

@@ -1,4 +1,4 @@
-"""Dockerfile, compose file and dashboards, read for the tests."""
+"""Compose file, rules and dashboards, read for the tests."""
 
 import json
 import re
@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tests.image import dockerfile
 from tests.running import command
 
 ROOT = Path(__file__).parents[3]
@@ -43,13 +44,6 @@ def ours() -> dict[str, dict[str, Any]]:
 def servers() -> dict[str, dict[str, Any]]:
     """Those of ours that listen, which the image's own health check asks."""
     return {name: s for name, s in ours().items() if "healthcheck" not in s}
-
-
-def dockerfile() -> list[tuple[str, str]]:
-    """(instruction, arguments), with continued lines joined."""
-    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
-    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
-    return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in lines if line]
 
 
 def instruction(name: str) -> str:

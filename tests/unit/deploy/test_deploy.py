@@ -19,12 +19,12 @@ from gateway.metrics import Histogram, Metrics
 from gateway.settings import load
 from simulator.engine.engine import PROFILES
 from simulator.mock_server import MockApp, MockConfig
+from tests.image import dockerfile
 from tests.unit.deploy.files import (
     DASHBOARDS,
     PROMETHEUS,
     ROOT,
     alerts,
-    dockerfile,
     instruction,
     load_yaml,
     ours,
