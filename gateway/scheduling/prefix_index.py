@@ -455,11 +455,12 @@ def keyed_digests(points: Points, key: bytes) -> tuple[tuple[int, int], ...]:
     """
     if len(points) > MAX_LOGGED:
         points = tuple([point for point in points if point[0] not in _BETWEEN][-MAX_LOGGED:])
-    keyed = []
+    keyed, hashed = blake2b(digest_size=5, key=key), []
     for length, digest in points:
-        made = blake2b(digest.to_bytes(8, "big"), digest_size=5, key=key).digest()
-        keyed.append((length, int.from_bytes(made, "big")))
-    return tuple(keyed)
+        keyed_hash = keyed.copy()
+        keyed_hash.update(digest.to_bytes(8, "big"))
+        hashed.append((length, int.from_bytes(keyed_hash.digest(), "big")))
+    return tuple(hashed)
 
 
 def digests(data: bytes, edges: Iterable[int], start: int) -> Points:
