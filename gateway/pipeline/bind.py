@@ -101,6 +101,7 @@ class Binder:
         make_room(served, pool, job, scheduler)
         queued, began_s = served.fleet.pools[pool].queued, job.arrived_s
         queued[job] = scheduler
+        wait_s: list[float] = []
         try:
             while True:
                 job.owner = waiter = asyncio.get_running_loop().create_future()
@@ -108,7 +109,9 @@ class Binder:
                 if late is not None or job.state != "waiting" or attempts.tell is None:
                     break
                 began_s = self._clock()
-                await attempts.tell(place_of(job, queued), _eta_s(attempts))
+                wait_s = wait_s or _wait_s(attempts)
+                left_s = next((w - attempts.queue_s for w in wait_s if w > attempts.queue_s), None)
+                await attempts.tell(place_of(job, queued), left_s)
                 if require(attempts.job).state != "waiting":  # it was sent meanwhile
                     break
         finally:
@@ -358,12 +361,11 @@ def place_of(job: Job, queued: Iterable[Job]) -> int:
     return len(ahead) + 1
 
 
-def _eta_s(attempts: Attempts) -> float | None:
-    """What is left of a request's expected wait; None where that is not known, or is over."""
+def _wait_s(attempts: Attempts) -> list[float]:
+    """The quantiles of a request's expected wait that are known, ascending."""
     outlook, forecast = require(attempts.sampled)
     wait, _ = outlook.expect(forecast)
-    left = [each - attempts.queue_s for each in wait if each is not None]
-    return next((each for each in left if each > 0), None)
+    return [each for each in wait if each is not None]
 
 
 def make_room(served: ModelRuntime, pool: int, job: Job, scheduler: Scheduler) -> None:

@@ -327,12 +327,11 @@ async def quote(
     store: LeaseStore,
     served: ModelRuntime,
     principal: Principal,
-    lease_id: str,
     estimate: LengthEstimate,
     plan: Plan,
 ) -> Lease | Denial:
     """What `admit` would come to; nothing is taken. Raises Refusal of the quote itself."""
-    ask = question(served, principal, lease_id, estimate, plan)
+    ask = question(served, principal, "", estimate, plan)
     counted = tuple([limit for limit in ask.limits if limit.unit == "requests"])
     quoted = await store.quote(ask, counted)
     if isinstance(quoted, Denial) and quoted.reason == "exceeds_entitlement":

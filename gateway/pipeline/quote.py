@@ -7,7 +7,7 @@ minute, and in nothing else. Of other tenants it tells nothing but the wait.
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,99 +17,65 @@ from gateway.admission.terms import Denial
 from gateway.errors import ContextLengthExceeded, Refusal
 from gateway.fleet import fleet
 from gateway.payload.body import MAX_CHOICES, MAX_MODEL_CHARS
-from gateway.payload.schema import invalid, missing, undecodable
+from gateway.payload.schema import missing, undecodable
 from gateway.pipeline import plan as stage_plan
 from gateway.pipeline.bind import job_of, no_worker
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.plan import Asked
 from gateway.ports import LeaseStore
 from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Endpoint
-from gateway.records.record import Record
 from gateway.records.request import BodyFacts, Incoming, Measure, RequestHead
 from gateway.records.usage import NANO, cost_nano
 from gateway.routing.routing import window_plan
-from gateway.scheduling.outlook import UNKNOWN, Forecast, Quantiles
+from gateway.scheduling.outlook import Forecast
 
 MAX_BYTES: Final = 1 << 20
 """Of the body; longer prompts are quoted by their tokens."""
-_NAMED: Final = {e.name: e for e in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)}
+_ENDPOINTS: Final = {e.name: e for e in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)}
+_Name = Literal["chat", "completions", "embeddings", "responses", "messages", ""]
 _ABSENT: Final = msgspec.Raw(b"")
-_Tokens = Annotated[int, Meta(ge=0, le=2_147_483_647)]
-
-
-class Counted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request by its tokens alone: the other form of the body."""
-
-    model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
-    input_tokens: _Tokens
-    max_tokens: Annotated[int, Meta(ge=1, le=2_147_483_647)] | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
-    endpoint: str = ""
+_UNKNOWN: Final = {"p50": None, "p95": None}
+_MAX_TOKENS: Final = 2_147_483_647
 
 
 class _Shape(msgspec.Struct):
-    endpoint: str = ""
+    """What tells the endpoint that a body is for."""
+
+    endpoint: _Name = ""
     messages: msgspec.Raw = _ABSENT
     prompt: msgspec.Raw = _ABSENT
     input: msgspec.Raw = _ABSENT
     input_tokens: msgspec.Raw = _ABSENT
 
 
-class QuoteTokens(Record, frozen=True, kw_only=True):
-    """Tokens, of all sequences."""
+class _Counted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A request by its tokens alone: the other form of the body."""
 
-    input: int
-    output_expected: int
-    output_most: int
-
-
-class QuoteCost(Record, frozen=True, kw_only=True):
-    """Cost in units of the currency; null where the model's tokens have no price."""
-
-    expected: float | None
-    most: float | None
-    currency: str
-
-
-class Quote(Record, frozen=True, kw_only=True):
-    """The answer. `reason` and `message` are those that the request would be refused with."""
-
-    object: str = "sluice.quote"
-    admitted: bool
-    reason: str | None = None
-    message: str | None = None
-    model: str
-    pool: str | None = None
-    spilled: bool = False
-    wait_s: Quantiles = UNKNOWN
-    ttft_s: Quantiles = UNKNOWN
-    tokens: QuoteTokens
-    cost: QuoteCost
-    retry_after_s: float | None = None
-    enters_at: str | None = None
-    """When the same request is expected to enter, in UTC; null where waiting does not help."""
+    model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
+    input_tokens: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)]
+    max_tokens: Annotated[int, Meta(ge=1, le=_MAX_TOKENS)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    endpoint: _Name = ""
 
 
 def read(body: bytes) -> tuple[Endpoint, BodyFacts | None]:
     """The endpoint that a body is for, and what it says if it gives tokens. Raises BadRequest."""
     try:
         shape = _shape(body)
-        if shape.endpoint and shape.endpoint not in _NAMED:
-            raise invalid("endpoint", f"one of {', '.join(_NAMED)} was expected.")
-        if bytes(shape.input_tokens):
-            counted = _counted(body)
-            return _NAMED.get(counted.endpoint, CHAT), _facts(counted)
+        counted = _counted(body) if bytes(shape.input_tokens) else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise undecodable(error) from None
-    shaped = {"messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS}
-    found = (e for name, e in shaped.items() if bytes(getattr(shape, name)))
-    endpoint = _NAMED.get(shape.endpoint) or next(found, None)
+    endpoint = _ENDPOINTS.get(shape.endpoint)
+    if counted is not None:
+        return endpoint or CHAT, _facts(counted)
+    shaped = ((shape.messages, CHAT), (shape.prompt, COMPLETIONS), (shape.input, EMBEDDINGS))
+    endpoint = endpoint or next((each for given, each in shaped if bytes(given)), None)
     if endpoint is None:
         raise missing("messages")
     return endpoint, None
 
 
-def _facts(counted: Counted) -> BodyFacts:
+def _facts(counted: _Counted) -> BodyFacts:
     tokens = counted.input_tokens
     return BodyFacts(
         model=counted.model,
@@ -125,40 +91,30 @@ def _facts(counted: Counted) -> BodyFacts:
     )
 
 
-class Quoter:
-    """Answers quotes. One instance serves every request of a process."""
+class Quoter(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers quotes, of every request of a process."""
 
-    def __init__(
-        self,
-        *,
-        pipeline: Pipeline,
-        store: LeaseStore,
-        new_id: Callable[[], str],
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        currency: str,
-    ) -> None:
-        """`clock` monotonic, `wall_clock` Unix time, in seconds."""
-        self._pipeline = pipeline
-        self._store = store
-        self._new_id = new_id
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._currency = currency
+    pipeline: Pipeline
+    store: LeaseStore
+    clock: Callable[[], float]
+    """Monotonic, in seconds."""
+    wall_clock: Callable[[], float]
+    """Unix time, in seconds."""
+    currency: str
 
-    async def quote(self, head: RequestHead, body: bytes) -> Quote:
+    async def quote(self, head: RequestHead, body: bytes) -> dict[str, Any]:
         """The quote for a body. Raises what the request would be refused with at once."""
         endpoint, facts = read(body)
         incoming = Incoming(
             request_id=head.request_id or "",
-            lease_id=self._new_id(),
+            lease_id="",  # nothing is taken
             endpoint=endpoint,
             head=head,
             body=body,
-            received_s=self._clock(),
-            received_unix_s=self._wall_clock(),
+            received_s=self.clock(),
+            received_unix_s=self.wall_clock(),
         )
-        asked = await self._pipeline.ask(incoming, facts)
+        asked = await self.pipeline.ask(incoming, facts)
         _, principal, facts, served, estimate = asked
         prefix = stage_plan.look_up(asked, facts.members, estimate.input_tokens_total)
         try:
@@ -168,52 +124,60 @@ class Quoter:
         window = stage_plan.compression_window(asked, planned, prefix)
         decided = planned if isinstance(window, str) else window_plan(planned, window)
         plan = stage_plan.applied(served, estimate, decided)
-        lease_id = incoming.lease_id
-        said = await stage_plan.quote(self._store, served, principal, lease_id, estimate, plan)
+        said = await stage_plan.quote(self.store, served, principal, estimate, plan)
         if isinstance(said, Denial):
             refusal = refusal_of(said, principal.entitlement, 0.0, principal.limits)
             return self._refused(asked, refusal, said.wait_s or refusal.retry_after_s)
         pools = [served.fleet.pools[at] for at in (said.pool, *plan.alternates)]
-        now_s = self._clock()
+        now_s = self.clock()
         if not any(fleet.available(p, now_s) or fleet.last_resort(p, refused=True) for p in pools):
             lacking = no_worker(served, facts.adapter)
             return self._refused(asked, lacking, lacking.retry_after_s)
-        pool, phases = served.fleet.pools[said.pool], served.fleet.phases.get(said.pool)
+        phases = served.fleet.phases.get(said.pool)
         first = said.pool if phases is None else phases.prefill  # where it is bound first
         binds = served.fleet.pools[first]
         job = job_of(asked, estimate, said, now_s)
         job.match = prefix.match(first) if prefix.points else ()
         forecast = Forecast(job.priority_class, *binds.scheduler.forecast(job, now_s))
-        wait, ttft = (Quantiles(p50=p50, p95=p95) for p50, p95 in binds.outlook.expect(forecast))
-        return self._of(
-            asked, admitted=True, pool=pool.name, spilled=said.spilled, wait_s=wait, ttft_s=ttft
-        )
+        wait, ttft = (dict(zip(_UNKNOWN, s, strict=True)) for s in binds.outlook.expect(forecast))
+        told = {"pool": pools[0].name, "spilled": said.spilled, "wait_s": wait, "ttft_s": ttft}
+        return self._answer(asked, admitted=True, **told)
 
-    def _refused(self, asked: Asked, refusal: Refusal, wait_s: float | None) -> Quote:
+    def _refused(self, asked: Asked, refusal: Refusal, wait_s: float | None) -> dict[str, Any]:
         told = {"reason": refusal.reason, "message": refusal.message}
-        if refusal.status == 400 or wait_s is None:
-            return self._of(asked, admitted=False, **told)
-        enters = datetime.fromtimestamp(round(self._wall_clock() + wait_s + 0.5), UTC)
-        after_s, at = refusal.retry_after_s, enters.isoformat()
-        return self._of(asked, admitted=False, retry_after_s=after_s, enters_at=at, **told)
+        if refusal.status != 400 and wait_s is not None:
+            enters = datetime.fromtimestamp(round(self.wall_clock() + wait_s + 0.5), UTC)
+            told |= {"retry_after_s": refusal.retry_after_s, "enters_at": enters.isoformat()}
+        return self._answer(asked, admitted=False, **told)
 
-    def _of(self, asked: Asked, **more: Any) -> Quote:
-        served, estimate = asked.served, asked.estimate
-        each = max(0, served.routing.pools[-1].window_tokens - estimate.input_tokens_lowest)
+    def _answer(self, asked: Asked, **told: Any) -> dict[str, Any]:
+        """Tokens are of all sequences, the cost in units of the currency."""
+        served, estimate, price = asked.served, asked.estimate, asked.served.price
+        longest = max(0, served.routing.pools[-1].window_tokens - estimate.input_tokens_lowest)
         if estimate.limit_tokens is not None:
-            each = min(each, estimate.limit_tokens)
-        tokens = QuoteTokens(
-            input=estimate.input_tokens_total,
-            output_expected=estimate.sequences * estimate.output_tokens,
-            output_most=estimate.sequences * each,
-        )
-        expected, dearest = (
-            None if (price := served.price) is None else cost_nano(price, tokens.input, n) / NANO
-            for n in (tokens.output_expected, tokens.output_most)
-        )
-        cost = QuoteCost(expected=expected, most=dearest, currency=self._currency)
-        return Quote(model=served.name, tokens=tokens, cost=cost, **more)
+            longest = min(longest, estimate.limit_tokens)
+        input_tokens = estimate.input_tokens_total
+        expected, most = (estimate.sequences * n for n in (estimate.output_tokens, longest))
+        costs = [
+            None if price is None else cost_nano(price, input_tokens, output_tokens) / NANO
+            for output_tokens in (expected, most)
+        ]
+        return {
+            "object": "sluice.quote",
+            "reason": None,
+            "message": None,
+            "model": served.name,
+            "pool": None,
+            "spilled": False,
+            "wait_s": _UNKNOWN,
+            "ttft_s": _UNKNOWN,
+            "tokens": {"input": input_tokens, "output_expected": expected, "output_most": most},
+            "cost": {"expected": costs[0], "most": costs[1], "currency": self.currency},
+            "retry_after_s": None,
+            "enters_at": None,
+            **told,
+        }
 
 
 _shape: Final = msgspec.json.Decoder(_Shape).decode
-_counted: Final = msgspec.json.Decoder(Counted).decode
+_counted: Final = msgspec.json.Decoder(_Counted).decode

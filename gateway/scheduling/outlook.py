@@ -17,7 +17,6 @@ from heapq import nsmallest
 from math import ceil, inf, log
 from typing import Final, NamedTuple
 
-from gateway.records.record import Record
 from gateway.scheduling.scheduler import PRIORITY_CLASS_NAMES
 
 KEPT: Final = 256
@@ -39,22 +38,17 @@ class Forecast(NamedTuple):
     prefill_s: float
 
 
-class Quantiles(Record, frozen=True, kw_only=True):
-    """In seconds; None where too little is known."""
-
-    p50: float | None = None
-    p95: float | None = None
-
-
-UNKNOWN: Final = Quantiles()
 Quoted = list[float | None]
 """Seconds by level; None where too little is known."""
 
 
-class _Ended(NamedTuple):
-    forecast: Forecast
-    wait_s: float
-    ttft_s: float | None
+class _Sample(NamedTuple):
+    wait: float
+    prefill: float
+    """Logarithms of the forecast's parts."""
+    whole_s: float
+    """The forecast in all."""
+    took_s: float
 
 
 class Outlook:
@@ -62,9 +56,9 @@ class Outlook:
 
     def __init__(self, levels: Sequence[float] = (0.5, 0.95)) -> None:
         self._levels = tuple(levels)
-        self._ended: tuple[deque[_Ended], ...] = tuple(
-            [deque(maxlen=KEPT) for _ in PRIORITY_CLASS_NAMES]
-        )
+        classes = range(len(PRIORITY_CLASS_NAMES))
+        self._waits: list[deque[_Sample]] = [deque(maxlen=KEPT) for _ in classes]
+        self._firsts: list[deque[_Sample]] = [deque(maxlen=KEPT) for _ in classes]
         self._until_s = -inf
         self._seen = 0
         self._every = 1
@@ -82,33 +76,30 @@ class Outlook:
 
     def note(self, forecast: Forecast, wait_s: float, ttft_s: float | None) -> None:
         """Learn what came of a request; inf where it was given up, None where it was not seen."""
-        self._ended[forecast.priority_class].append(_Ended(forecast, wait_s, ttft_s))
+        self._waits[forecast.priority_class].append(_sample(forecast, wait_s))
+        if ttft_s is not None:
+            self._firsts[forecast.priority_class].append(_sample(forecast, ttft_s))
 
     def expect(self, forecast: Forecast) -> tuple[Quoted, Quoted]:
         """Wait in the gateway, and time to first token as clients see it, by level."""
-        ended = self._ended[forecast.priority_class]
-        waits = [e.wait_s * _ratio(forecast, e.forecast) for e in _alike(forecast, ended)]
-        seen = _alike(forecast, [e for e in ended if e.ttft_s is not None])
-        firsts = [(e.ttft_s or 0.0) * _ratio(forecast, e.forecast) for e in seen]
-        return self._quoted(waits), self._quoted(firsts)
+        own = _sample(forecast, 0.0)
+        waits, firsts = (of[forecast.priority_class] for of in (self._waits, self._firsts))
+        return self._quoted(own, waits), self._quoted(own, firsts)
 
-    def _quoted(self, values: list[float]) -> Quoted:
-        n = len(values)
-        if n < LEAST:
+    def _quoted(self, own: _Sample, samples: Sequence[_Sample]) -> Quoted:
+        if len(samples) < LEAST:
             return [None] * len(self._levels)
-        values.sort()
-        found = [values[min(n, ceil(level * (n + 1))) - 1] for level in self._levels]
-        return [value if value < inf else None for value in found]
+
+        def distance(other: _Sample) -> float:
+            return abs(own.wait - other.wait) + abs(own.prefill - other.prefill)
+
+        alike = nsmallest(ALIKE, samples, key=distance)
+        times_s = sorted([other.took_s * own.whole_s / other.whole_s for other in alike])
+        n = len(times_s)
+        quantiles = [times_s[min(n, ceil(level * (n + 1))) - 1] for level in self._levels]
+        return [time_s if time_s < inf else None for time_s in quantiles]
 
 
-def _alike(forecast: Forecast, ended: Sequence[_Ended]) -> Sequence[_Ended]:
-    def distance(each: _Ended) -> float:
-        pairs = zip(forecast[1:], each.forecast[1:], strict=True)
-        return sum([abs(log((own + _FLOOR_S) / (other + _FLOOR_S))) for own, other in pairs])
-
-    return nsmallest(ALIKE, ended, key=distance)
-
-
-def _ratio(forecast: Forecast, other: Forecast) -> float:
-    whole = forecast.wait_s + forecast.prefill_s + _FLOOR_S
-    return whole / (other.wait_s + other.prefill_s + _FLOOR_S)
+def _sample(forecast: Forecast, took_s: float) -> _Sample:
+    wait_s, prefill_s = forecast.wait_s + _FLOOR_S, forecast.prefill_s + _FLOOR_S
+    return _Sample(log(wait_s), log(prefill_s), wait_s + forecast.prefill_s, took_s)

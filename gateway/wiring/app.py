@@ -201,7 +201,6 @@ class Gateway:
         self.quoter = Quoter(
             pipeline=self.pipeline,
             store=self.store,
-            new_id=new_id,
             clock=self._clock,
             wall_clock=time.time,
             currency=currency,
