@@ -273,6 +273,10 @@ def usage_line(name: str = "l1", **more: object) -> UsageLine:
     return convert({**fields, **more}, UsageLine)
 
 
+ITEM: Any = {"batch": "batch_1", "custom_id": "1", "index": 0}
+"""Of a decision record: a request is this item of a batch."""
+
+
 def decision(request_id: str = "r1", **more: Any) -> DecisionRecord:
     """A decision record; a field is put into the section that has it."""
     given: dict[str, Any] = {

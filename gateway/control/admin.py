@@ -263,13 +263,8 @@ def _boundary_move(served: ModelRuntime, pool: str, now_s: float) -> dict[str, A
     if watch is None or watch.control is None or pool not in watch.moves:
         return None
     at_s, move = watch.moves[pool]
-    return {
-        "made": not watch.control.observe,
-        "before": move.before,
-        "after": move.after,
-        "reason": move.reason,
-        "ago_s": round(now_s - at_s),
-    }
+    made, ago_s = not watch.control.observe, round(now_s - at_s)
+    return {**msgspec.structs.asdict(move), "made": made, "ago_s": ago_s}
 
 
 async def described(control: Control, models: Sequence[ModelRuntime]) -> list[dict[str, Any]]:

@@ -23,9 +23,13 @@ _REFUSED: Final = 4096
 """Most refused bodies remembered."""
 
 
-def wants_capacity(outcome: str, status: object) -> bool:
-    """Whether a request is demand; bad requests, and those of no tenant, are none."""
-    return outcome == "ok" or outcome in _UNSERVED or (outcome == "refused" and status in _LOAD)
+def wants_capacity(outcome: str, status: object, batch: object) -> bool:
+    """Whether a request is demand; bad requests, and those of no tenant, are none.
+
+    An item of a batch is where it is served: one that finds nothing left over comes back.
+    """
+    wants = outcome in _UNSERVED or (outcome == "refused" and status in _LOAD)
+    return outcome == "ok" or (wants and batch is None)
 
 
 class LiveDemand:
@@ -43,7 +47,7 @@ class LiveDemand:
 
     def add(self, record: DecisionRecord) -> None:
         """Count one settled request."""
-        if not wants_capacity(record.outcome, record.status):
+        if not wants_capacity(record.outcome, record.status, record.batch):
             return
         now_s, served = record.time_unix_s, record.outcome == "ok"
         hour = int(now_s // HOUR_S)
@@ -54,7 +58,7 @@ class LiveDemand:
                 del self.hours[old]
         self.first_unix_s = self.first_unix_s or now_s
         self.last_unix_s = max(self.last_unix_s, now_s)
-        if self._again(record, served=served):
+        if (self._refused or not served) and self._again(record, served=served):
             counts[1] = max(0, counts[1] - served)
             return
         counts[0] += 1

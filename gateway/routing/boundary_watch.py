@@ -100,11 +100,10 @@ class BoundaryWatch:
             self.drift.add(record.compression.sent_tokens(prompt) + answer)
 
     def _count_turned_away(self, index: dict[str, int], record: DecisionRecord) -> None:
-        """Count a request that found no room where it belongs."""
-        if record.reason not in _NO_PLACE and not record.admission.spilled:
-            return
+        """Count a request that found no room where it belongs; items of batches take leftovers."""
         place = index.get(record.admission.asked_pool or record.plan.pool or "")
-        if place is not None:
+        turned_away = record.reason in _NO_PLACE or record.admission.spilled
+        if turned_away and record.batch is None and place is not None:
             self.pools[place].turned_away += 1
 
     def sample(self, pool: int, state: PoolState) -> PoolSample:

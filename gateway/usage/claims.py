@@ -22,8 +22,13 @@ RESULTS_PROVED: Final = ("kept", "lost", "limited")
 
 
 def judged(record: DecisionRecord, claim: Claim) -> Literal["kept", "lost", "limited"] | None:
-    """Whether an entitlement's claim was kept; None if the request counts as nothing."""
+    """Whether an entitlement's claim was kept; None if the request counts as nothing.
+
+    Items of batches do: they take what others leave, and come back.
+    """
     outcome, timing = record.outcome, record.timing
+    if record.batch is not None:
+        return None
     if outcome == "refused":
         if record.status not in _LOAD or record.reason in _UNPROVED:
             return None

@@ -182,7 +182,7 @@ def _attempt(
     """Read one record; None if it is no demand."""
     outcome = "ok" if fields.outcome is None else str(record.get(fields.outcome))
     served = outcome == "ok"
-    if not wants_capacity(outcome, record.get("status")):
+    if not wants_capacity(outcome, record.get("status"), record.get("batch")):
         return None
     request = Demanded(
         time_s=_time_s(record, fields),

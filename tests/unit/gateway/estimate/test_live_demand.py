@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.estimate.live_demand import HOUR_S, HOURS, SAMPLED, LiveDemand
 from gateway.records.decision import DecisionRecord
-from tests.builders import decision
+from tests.builders import ITEM, decision
 
 START_S = 1000 * HOUR_S
 
@@ -31,6 +31,7 @@ def test_demand_is_counted_by_hour_with_what_was_not_served() -> None:
         asked(10.0),
         asked(20.0, outcome="disconnected"),
         asked(30.0, outcome="refused", status=400),
+        refused(40.0, 2, batch=ITEM),
         refused(HOUR_S + 1.0, 1),
     )
     assert shown["hours"] == [[START_S, 2, 1], [START_S + HOUR_S, 1, 1]]

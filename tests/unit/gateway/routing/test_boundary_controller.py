@@ -16,7 +16,7 @@ from gateway.routing.boundary_control import BoundaryBounds, BoundaryControl
 from gateway.routing.boundary_controller import BoundaryController
 from gateway.routing.boundary_watch import BoundaryWatch
 from gateway.routing.retry import Fault
-from tests.builders import changed, decision, served_model, short_and_long
+from tests.builders import ITEM, changed, decision, served_model, short_and_long
 
 
 class World:
@@ -269,10 +269,8 @@ def test_a_pool_that_idles_gets_the_requests_of_one_that_queues(
     shown = [
         pool["boundary_move"] for pool in describe_fleet(world.served, (), world.now_s)["pools"]
     ]
-    assert shown == [
-        {"made": False, "before": 8192, "after": 7372, "reason": move.reason, "ago_s": 0},
-        None,
-    ]
+    proposed = {"pool": "short", "before": 8192, "after": 7372, "reason": move.reason}
+    assert shown == [{**proposed, "made": False, "ago_s": 0}, None]
 
 
 @pytest.mark.parametrize(
@@ -281,8 +279,9 @@ def test_a_pool_that_idles_gets_the_requests_of_one_that_queues(
         (decision(outcome="refused", reason="priority", plan={"pool": "long"}), (0, 1)),
         (decision(outcome="refused", reason="tokens", plan={"pool": "long"}), (0, 0)),
         (decision(asked_pool="short", spilled=True, plan={"pool": "long"}), (1, 0)),
+        (decision(outcome="refused", reason="priority", plan={"pool": "long"}, batch=ITEM), (0, 0)),
     ],
-    ids=["no slot", "its own limit", "spilled"],
+    ids=["no slot", "its own limit", "spilled", "nothing left over"],
 )
 def test_who_finds_no_place_counts_where_it_belongs(
     record: DecisionRecord, away: tuple[int, int]

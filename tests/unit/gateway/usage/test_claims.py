@@ -6,7 +6,7 @@ import pytest
 
 from gateway.records.proof import Claim
 from gateway.usage.claims import judged
-from tests.builders import decision
+from tests.builders import ITEM, decision
 
 CLAIM = Claim(kind="entitlement", name="e", verdict="holds", reason="", slo_ms=500)
 PACED = Claim(kind="entitlement", name="e", verdict="holds", reason="", slo_tpot_ms=20)
@@ -33,6 +33,7 @@ REFUSED = {"outcome": "refused", "status": 429}
         (REFUSED | {"reason": "budget"}, CLAIM, None),
         (REFUSED | {"status": 400, "reason": "invalid_json"}, CLAIM, None),
         ({"outcome": "error", "status": 400}, CLAIM, None),
+        (REFUSED | {"reason": "priority", "batch": ITEM}, CLAIM, None),
     ],
 )
 def test_as_simulated_requests_are_judged(

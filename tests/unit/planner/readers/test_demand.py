@@ -8,7 +8,7 @@ import pytest
 from gateway.estimate.live_demand import RETRY_SLACK_S
 from planner.readers.traces import read_workload
 from planner.workload.workload import Workload
-from tests.builders import decision
+from tests.builders import ITEM, decision
 
 
 def served(name: str, at_s: float, crc: int = 0, **more: Any) -> Any:
@@ -155,6 +155,13 @@ def test_requests_that_left_gave_way_or_met_a_broken_engine_are_demand() -> None
     found = read(*records, served("a", 9.0, crc=1))
     assert found.times_s is not None
     assert len(found.times_s) == 4
+
+
+def test_an_item_of_a_batch_is_demand_where_it_is_served() -> None:
+    tries = [refused(f"try {at}", float(at), crc=7, batch=ITEM) for at in (0, 60, 120)]
+    found = read(*tries, served("at last", 180.0, crc=7, batch=ITEM), served("x", 190.0, crc=2))
+    assert found.times_s is not None
+    assert found.times_s.tolist() == [180.0, 190.0]
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413])
