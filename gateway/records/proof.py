@@ -56,4 +56,6 @@ class ProofEvent(Record, frozen=True, kw_only=True):
     schema: int
     event: Literal["proof"] = "proof"
     unix_s: float
+    config_sha256: str
+    """Of the file in force from then on."""
     proof: Proof | None

@@ -70,7 +70,10 @@ class Claims:
         if proof is not None:
             self.follow(proof, unix_s)
         if (gone or proof is not None) and self._log is not None:
-            self._log(ProofEvent(schema=DECISION_SCHEMA, unix_s=unix_s, proof=proof))
+            event = ProofEvent(
+                schema=DECISION_SCHEMA, unix_s=unix_s, config_sha256=config_sha256, proof=proof
+            )
+            self._log(event)
 
     def follow(self, proof: Proof, unix_s: float) -> None:
         """Count from now on; nothing if it is of another file, or not newer."""

@@ -69,11 +69,11 @@ def review_log(wanted: str, log: Path) -> Review:
         with log.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    if b'"event":"proof"' in line:
+                    if b'"event":"proof"' in line[:40]:  # what clients send comes later
                         event = msgspec.json.decode(line, type=ProofEvent)
                         if event.proof is not None and event.proof.id == proof_id:
                             found = _Tally(event.proof, event.unix_s)
-                        elif found is not None:
+                        elif found is not None and event.config_sha256 != found.proof.config_sha256:
                             found.until_s = min(found.until_s, event.unix_s)
                     elif found is not None and b'"event"' not in line[:40]:
                         found.add(msgspec.json.decode(line, type=DecisionRecord))

@@ -66,8 +66,8 @@ def test_own_limits_are_excused_as_far_as_they_were_when_it_was_proved() -> None
 def test_a_log_counts_retries_once_and_ends_with_the_proof(tmp_path: Path) -> None:
     proof, log = proved("breaks", 0.5, requests_per_s=0.2), tmp_path / "requests.jsonl"
 
-    def attached(at_s: float, of: Proof | None) -> ProofEvent:
-        return ProofEvent(schema=DECISION_SCHEMA, unix_s=at_s, proof=of)
+    def attached(at_s: float, of: Proof | None, file: str = proof.config_sha256) -> ProofEvent:
+        return ProofEvent(schema=DECISION_SCHEMA, unix_s=at_s, config_sha256=file, proof=of)
 
     def asked(at_s: float, **more: Any) -> Any:
         return decision(entitlement="web", model="m", time_unix_s=at_s, **more)
@@ -76,12 +76,13 @@ def test_a_log_counts_retries_once_and_ends_with_the_proof(tmp_path: Path) -> No
     lines = [
         asked(9.0),
         attached(10.0, proof),
+        attached(10.5, None),  # by a replica that follows later, of the file before
         asked(11.0, body_digest=7, **refused),
         asked(13.0, body_digest=7, **refused),
         asked(17.0, body_digest=7),  # the same request
         asked(18.0, body_digest=7),  # after an answer: another one
         asked(19.0),
-        attached(20.0, None),
+        attached(20.0, None, "cd" * 32),
         asked(21.0),
     ]
     log.write_bytes(b"\n".join(map(msgspec.json.encode, lines)) + b'\n{"schema"')
