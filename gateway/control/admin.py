@@ -188,10 +188,9 @@ def _demand_route(app: APIRouter, control: Control) -> None:
     @app.get("/admin/demand")
     async def demand(model: str) -> Response:
         """What was asked of a model in the last week, one row a replica."""
-        found = await live_demand(control, model)
-        if not found:
-            raise NotFound(f"There is no model '{model[:64]}'.", reason="model_not_found")
-        return json_response({"data": found})
+        if rows := await live_demand(control, model):
+            return Response(msgspec.json.encode({"data": rows}), media_type="application/json")
+        raise NotFound(f"There is no model '{model[:64]}'.", reason="model_not_found")
 
 
 async def _add_attainment(control: Control, shown: Any) -> None:

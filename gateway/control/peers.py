@@ -108,15 +108,15 @@ async def newest(
 
 def own_demand(control: Control, model: str) -> bytes | None:
     """What this replica was asked for, as JSON; None if it has no such model."""
-    found = (served for served in control.models if served.name == model)
-    return next((_json(served.demand.shown()) for served in found), None)
+    named = (served for served in control.models if served.name == model)
+    return next((_json(served.demand.shown()) for served in named), None)
 
 
-async def live_demand(control: Control, model: str) -> list[Any]:
+async def live_demand(control: Control, model: str) -> list[msgspec.Raw]:
     """The same of every replica, its own first; empty where this one has no such model."""
     own = own_demand(control, model)
     others = [] if own is None else await control.peers.ask("demand", model.encode())
-    return list(understood(msgspec.json.decode, [*filter(None, (own,)), *others]))
+    return [msgspec.Raw(each) for each in (own, *others) if each is not None]
 
 
 # -- counts of entitlements

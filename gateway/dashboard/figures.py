@@ -230,28 +230,21 @@ def _shares(planned: Sequence[tuple[int, float]], edges: Sequence[int]) -> list[
     ]
 
 
+_PRESSURE: Final = ("load", "waiting", "turned_away", "queues", "idles")
+
+
 def plan(served: ModelRuntime) -> dict[str, Any]:
-    """What says whether the plan still fits: demand, drift, and the pressure of each pool."""
+    """What says, beside the lengths, whether the plan still fits: demand, and pools' pressure."""
     watch, hours = served.watch, served.demand.hours
-    drift = None if watch is None else watch.drift
     busiest = max(hours, key=lambda hour: hours[hour][0], default=None)
-    names = [shape.name for shape in served.routing.pools]
+    samples = () if watch is None else watch.samples
     return {
-        "planned": drift is not None,
-        "drift": None if drift is None else drift.distance,
         "again": watch is not None and watch.drifted,
         "hours": len(hours),
         "busiest": None if busiest is None else [busiest * HOUR_S, *hours[busiest]],
         "pools": [
-            {
-                "pool": name,
-                "load": sample.load,
-                "waiting": sample.waiting,
-                "turned_away": sample.turned_away,
-                "queues": sample.queues,
-                "idles": sample.idles,
-            }
-            for name, sample in zip(names, watch.samples if watch else (), strict=False)
+            {"pool": shape.name, **{name: getattr(sample, name) for name in _PRESSURE}}
+            for shape, sample in zip(served.routing.pools, samples, strict=False)
         ],
     }
 

@@ -190,8 +190,8 @@ function poolCard(pool, all) {
 
 // Whether the plan still fits, by what this gateway knows. Planning is the command's.
 function planOf(model) {
-  const plan = model.plan;
-  const drift = !plan.planned ? "not known, the file has no boundary.planned" : plan.drift == null ? "not known yet" : `distance ${decimal(plan.drift)}${plan.again ? ", over 0.1: plan again" : ", as planned"}`;
+  const { plan, lengths } = model;
+  const drift = !lengths.planned ? "not known, the file has no boundary.planned" : lengths.drift == null ? "not known yet" : `distance ${decimal(lengths.drift)}${plan.again ? ", over 0.1: plan again" : ", as planned"}`;
   const [start, asked, lost] = plan.busiest || [];
   const busiest = plan.busiest ? `${count(asked)} requests from ${new Date(1000 * start).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit" })}, ${percent(lost / Math.max(1, asked))} not served` : NONE;
   const state = (pool) => `${pool.pool} ${pool.queues ? `queues (${percent(pool.waiting)} of its slots wait, ${count(pool.turned_away)} found no place)` : pool.idles ? `idles (${percent(pool.load)} in use)` : `${percent(pool.load)} in use`}`;

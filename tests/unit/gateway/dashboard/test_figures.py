@@ -218,8 +218,7 @@ def test_whether_the_plan_fits_is_told_by_demand_drift_and_pressure() -> None:
     watch = BoundaryWatch(2, [(1024, 0.5), (4096, 1.0)], BoundaryControl([bounds]))
     model = replace(served_model(table=short_and_long()), watch=watch)
     empty = figures.plan(model)
-    assert (empty["busiest"], empty["drift"], empty["pools"]) == (None, None, [])
-    assert empty["planned"]
+    assert (empty["busiest"], empty["again"], empty["pools"]) == (None, False, [])
     watch.samples = (PoolSample(load=0.2), PoolSample(load=1.2, waiting=0.3, turned_away=4))
     for at_s in (3600.0, 3601.0, 7300.0):
         model.demand.add(decision(time_unix_s=at_s, prompt_tokens=9))
