@@ -40,9 +40,9 @@ from gateway.errors import BadRequest, NotFound, RateLimited, Refusal, TooLarge,
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.http.data_plane import shutting_down
 from gateway.metrics import Metrics
-from gateway.payload.body import MAX_CHOICES, MAX_MODEL_CHARS
+from gateway.payload.body import facts_of
 from gateway.payload.head import MAX_REQUEST_ID, pairs_of, read_head
-from gateway.payload.schema import invalid, missing, undecodable
+from gateway.payload.schema import CountedBody, Tokens, invalid, missing, undecodable
 from gateway.pipeline import plan as stage_plan
 from gateway.pipeline.settlement import cost_of, count, money_of, usage_section
 from gateway.ports import LeaseStore, RecordSink, Settlement
@@ -61,7 +61,7 @@ from gateway.records.entitlement import key_name
 from gateway.records.estimate import LengthEstimate, Observation
 from gateway.records.lease import Lease, Limits
 from gateway.records.record import Record
-from gateway.records.request import BodyFacts, Measure, Principal
+from gateway.records.request import Principal
 from gateway.replicas.calls import ReplicaCalls
 from gateway.routing.routing import defaulted_cap
 from gateway.tenancy.keyring import entitled
@@ -76,22 +76,14 @@ SWEEP_S = 1.0
 """Interval of the search for expired leases."""
 MAX_LEASE_S: Final = 3_600
 LEASE_S: Final = 600.0
-_MAX_TOKENS: Final = 2_147_483_647
 
-Tokens = Annotated[int, Meta(ge=0, le=_MAX_TOKENS)]
 Ending = Literal["ok", "failed", "cancelled", "expired", "evicted"]
 """How a lease ended. expired: no report in time; evicted: made room for a protected request."""
 
 
-class AuthorizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AuthorizeBody(CountedBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request that another proxy would forward: the body of POST /admission/authorize."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
-    input_tokens: Tokens | None = None
-    """Of all prompts, as the proxy counted; without it `text_bytes` is needed."""
-    text_bytes: Tokens | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=_MAX_TOKENS)] | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     request_id: Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)] | None = None
     lease_s: Annotated[float, Meta(ge=1, le=MAX_LEASE_S)] = LEASE_S
 
@@ -164,29 +156,6 @@ class ExternalLease(Record, frozen=True, kw_only=True):
     def charge(self, usage: Usage) -> int:
         """In the entitlement's tokens."""
         return charge_tokens(self.served.admission.profile, usage)
-
-
-def facts_of(request: AuthorizeBody) -> BodyFacts:
-    """Facts for the estimator. Raises BadRequest when the prompt's length is not given."""
-    if request.input_tokens is not None:
-        measure = Measure(
-            text_bytes=0,
-            longest_text_bytes=0,
-            exact_tokens=request.input_tokens,
-            longest_exact_tokens=request.input_tokens,
-        )
-    elif request.text_bytes is not None:
-        measure = Measure(
-            text_bytes=request.text_bytes, longest_text_bytes=request.text_bytes, messages=1
-        )
-    else:
-        raise missing("input_tokens")
-    return BodyFacts(
-        model=request.model,
-        measure=measure,
-        cap_tokens=request.max_tokens,
-        sequences_per_prompt=request.n,
-    )
 
 
 def usage_of(report: UsageReport, open_lease: ExternalLease) -> Usage | None:

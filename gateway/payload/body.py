@@ -34,13 +34,18 @@ from gateway.payload.members import (
     utf8_length,
 )
 from gateway.payload.multipart import read_form
-from gateway.payload.schema import invalid, missing, undecodable
+from gateway.payload.schema import (
+    MAX_CHOICES,
+    MAX_MODEL_CHARS,
+    CountedBody,
+    invalid,
+    missing,
+    undecodable,
+)
 from gateway.records.endpoint import Endpoint
 from gateway.records.request import BodyFacts, Measure
 
-MAX_MODEL_CHARS = 256
 MAX_TOKEN_LIMIT = 2**31
-MAX_CHOICES = 128
 LOOP_US: Final = 5_000.0
 """What the event loop may spend on one body; another process reads what takes longer."""
 LIGHT_BYTES: Final = 64 * 1024
@@ -170,6 +175,29 @@ def _facts(body: schema.Body, measure: Measure, named: members.Members, unknown:
         previous_response_id=body.previous_response_id,
         members=named,
         unknown_bytes=unknown,
+    )
+
+
+def facts_of(request: CountedBody) -> BodyFacts:
+    """Facts of a request without its text. Raises BadRequest where its length is not given."""
+    if request.input_tokens is not None:
+        measure = Measure(
+            text_bytes=0,
+            longest_text_bytes=0,
+            exact_tokens=request.input_tokens,
+            longest_exact_tokens=request.input_tokens,
+        )
+    elif request.text_bytes is not None:
+        measure = Measure(
+            text_bytes=request.text_bytes, longest_text_bytes=request.text_bytes, messages=1
+        )
+    else:
+        raise missing("input_tokens")
+    return BodyFacts(
+        model=request.model,
+        measure=measure,
+        cap_tokens=request.max_tokens,
+        sequences_per_prompt=request.n,
     )
 
 

@@ -20,6 +20,9 @@ from gateway.errors import BadRequest
 ABSENT = Raw(b"")
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Prompt = str | list[str | TokenId | list[TokenId]]
+MAX_MODEL_CHARS = 256
+MAX_CHOICES = 128
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2_147_483_647)]
 
 TEXT_KINDS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
 IMAGE_KINDS = frozenset({"image_url", "input_image", "image"})
@@ -266,6 +269,20 @@ class ScoreBody(Body, kw_only=True, gc=False):
     items: Side = None
     data_1: Side = None
     data_2: Side = None
+
+
+class CountedBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request by its tokens, without its text: of quotes, and of other proxies.
+
+    Unknown fields are refused, because a misspelt limit must not count as absent.
+    """
+
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
+    input_tokens: Tokens | None = None
+    """Of all prompts, as the sender counted; without it `text_bytes` is needed."""
+    text_bytes: Tokens | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=2_147_483_647)] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] = 1
 
 
 # -- answers, and the data of events

@@ -7,24 +7,23 @@ minute, and in nothing else. Of other tenants it tells nothing but the wait.
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
 from gateway.admission.denials import refusal_of
 from gateway.admission.terms import Denial
 from gateway.errors import ContextLengthExceeded, Refusal
 from gateway.fleet import fleet
-from gateway.payload.body import MAX_CHOICES, MAX_MODEL_CHARS
-from gateway.payload.schema import missing, undecodable
+from gateway.payload.body import facts_of
+from gateway.payload.schema import CountedBody, missing, undecodable
 from gateway.pipeline import plan as stage_plan
 from gateway.pipeline.bind import job_of, no_worker
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.plan import Asked
 from gateway.ports import LeaseStore
 from gateway.records.endpoint import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, Endpoint
-from gateway.records.request import BodyFacts, Incoming, Measure, RequestHead
+from gateway.records.request import BodyFacts, Incoming, RequestHead
 from gateway.records.usage import NANO, cost_nano
 from gateway.routing.routing import window_plan
 from gateway.scheduling.outlook import Forecast
@@ -35,7 +34,6 @@ _ENDPOINTS: Final = {e.name: e for e in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSE
 _Name = Literal["chat", "completions", "embeddings", "responses", "messages", ""]
 _ABSENT: Final = msgspec.Raw(b"")
 _UNKNOWN: Final = {"p50": None, "p95": None}
-_MAX_TOKENS: Final = 2_147_483_647
 
 
 class _Shape(msgspec.Struct):
@@ -48,13 +46,9 @@ class _Shape(msgspec.Struct):
     input_tokens: msgspec.Raw = _ABSENT
 
 
-class _Counted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A request by its tokens alone: the other form of the body."""
+class _Counted(CountedBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The other form of the body."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
-    input_tokens: Annotated[int, Meta(ge=0, le=_MAX_TOKENS)]
-    max_tokens: Annotated[int, Meta(ge=1, le=_MAX_TOKENS)] | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     endpoint: _Name = ""
 
 
@@ -67,28 +61,12 @@ def read(body: bytes) -> tuple[Endpoint, BodyFacts | None]:
         raise undecodable(error) from None
     endpoint = _ENDPOINTS.get(shape.endpoint)
     if counted is not None:
-        return endpoint or CHAT, _facts(counted)
+        return endpoint or CHAT, facts_of(counted)
     shaped = ((shape.messages, CHAT), (shape.prompt, COMPLETIONS), (shape.input, EMBEDDINGS))
     endpoint = endpoint or next((each for given, each in shaped if bytes(given)), None)
     if endpoint is None:
         raise missing("messages")
     return endpoint, None
-
-
-def _facts(counted: _Counted) -> BodyFacts:
-    tokens = counted.input_tokens
-    return BodyFacts(
-        model=counted.model,
-        measure=Measure(
-            text_bytes=0,
-            longest_text_bytes=0,
-            exact_tokens=tokens,
-            longest_exact_tokens=tokens,
-        ),
-        cap_tokens=counted.max_tokens,
-        sequences_per_prompt=counted.n,
-        stream=True,
-    )
 
 
 class Quoter(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,13 +16,13 @@ from gateway.control.external_admission import (
     AdmissionService,
     AuthorizeBody,
     admission_router,
-    facts_of,
 )
 from gateway.control.surface import MAX_BODY_BYTES
 from gateway.errors import Forbidden
 from gateway.fleet.fleet import SlotClock
 from gateway.fleet.model_runtime import ModelRuntime
 from gateway.metrics import Metrics
+from gateway.payload.body import facts_of
 from gateway.payload.head import digest_of
 from gateway.records.endpoint import CHAT
 from gateway.records.entitlement import Entitlement
