@@ -12,6 +12,7 @@ from gateway.control.metrics_page import MetricsPage
 from gateway.control.roles import RoleKeys
 from gateway.errors import BadRequest, Refusal, TooLarge
 from gateway.fleet.model_runtime import ModelRuntime
+from gateway.http.body_bytes import Share
 from gateway.http.wrong_keys import WrongKeys
 from gateway.metrics import Metrics
 from gateway.payload.head import read_head
@@ -120,13 +121,17 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
         return await self.authenticate(read_head(request.scope["headers"]))
 
 
-async def read_within(request: Request, most_bytes: int, refusal: Refusal) -> bytes:
-    """The body; raises the refusal as soon as it is longer."""
+async def read_within(
+    request: Request, most_bytes: int, refusal: Refusal, share: Share | None = None
+) -> bytes:
+    """The body, counted in `share`; raises the refusal as soon as it is longer."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > most_bytes:
             raise refusal
+        if share is not None:
+            share.cover(len(body))
     return bytes(body)
 
 

@@ -19,6 +19,7 @@ from gateway.control.peers import attainment, counts, find_decision
 from gateway.control.roles import admin_guard
 from gateway.control.surface import PAGE, Control, Limit, read_within
 from gateway.errors import BadRequest, NotFound, RateLimited, TooLarge, Unavailable
+from gateway.http.body_bytes import BodyBytes, Share
 from gateway.http.problems import json_response
 from gateway.payload.head import read_head
 from gateway.pipeline.quote import MAX_BYTES, Quoter
@@ -37,17 +38,20 @@ _OWN: Final = (
 _decode: Final = msgspec.json.Decoder(DecisionRecord).decode
 
 
-def tenant_router(control: Control, quoter: Quoter) -> APIRouter:
+def tenant_router(control: Control, quoter: Quoter, bodies: BodyBytes) -> APIRouter:
     """GET /v1/sluice/me and /v1/sluice/decisions/ID, POST /v1/sluice/quote."""
     app = APIRouter()
 
     @app.post("/v1/sluice/quote")
     async def quote(request: Request) -> Response:
         """What would come of a request now; nothing is sent or reserved."""
-        await control.principal(request)
+        share = Share(bodies, (await control.principal(request)).tenant)
         most = f"A quote's body is at most {MAX_BYTES} bytes. Send model, input_tokens, max_tokens."
-        body = await read_within(request, MAX_BYTES, TooLarge(most))
-        quoted = await quoter.quote(read_head(request.scope["headers"]), body)
+        try:
+            body = await read_within(request, MAX_BYTES, TooLarge(most), share)
+            quoted = await quoter.quote(read_head(request.scope["headers"]), body)
+        finally:
+            share.give_back()
         return Response(msgspec.json.encode(quoted), media_type="application/json")
 
     @app.get("/v1/sluice/me")

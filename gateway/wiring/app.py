@@ -300,7 +300,7 @@ class Gateway:
             usage_router(surface, reports),
             dashboard_router(surface, self.snapshots),
             admission_router(self.admission_service, self._authenticate, surface.peers),
-            tenant_router(surface, self.quoter),
+            tenant_router(surface, self.quoter, bodies),
             batch_router(surface, None if self.batches is None else self.batches.service, bodies),
         )
         answer_peers(

@@ -15,7 +15,8 @@ from gateway.admission.terms import Terms
 from gateway.admission.token_pool import TokenPool
 from gateway.control import tenant_api
 from gateway.control.tenant_api import own_decision, tenant_router
-from gateway.errors import BadRequest, NotFound, Unauthorized
+from gateway.errors import BadRequest, NotFound, Unauthorized, Unavailable
+from gateway.http.body_bytes import BodyBytes
 from gateway.metrics import Metrics
 from gateway.payload.head import digest_of
 from gateway.pipeline.quote import Quoter
@@ -133,6 +134,7 @@ class Bench:
                     ring=self.ring,
                 ),
                 cast("Quoter", None),
+                BodyBytes(200_000),
             )
         )
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://g")
@@ -177,6 +179,12 @@ async def test_terms_are_told_as_they_are_written() -> None:
     stated = {"service_class": "elastic", "slo_target_ms": 500, "max_concurrency": 6}
     stated |= {"kv_cache_gib": 1.0, "concurrency": {"short": 3, "long": 1}, "expires_at": None}
     assert found["terms"].items() >= stated.items()
+
+
+async def test_a_quote_s_body_counts_in_what_requests_hold() -> None:
+    content = b" " * 250_000
+    with pytest.raises(Unavailable, match="bodies"):
+        await Bench().client.post("/v1/sluice/quote", content=content, headers=bearer("sk-acme"))
 
 
 async def test_counters_follow_what_is_in_flight() -> None:
