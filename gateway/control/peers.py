@@ -206,8 +206,7 @@ async def proof_in_force(control: Control) -> dict[str, Any] | None:
         claims.follow(proof, unix_s)
     if claims.proof is None:
         return None
-    names = [claim.name for claim in claims.entitlements.values()]
-    counted = await counts(peers, control.metrics, "proved", names)
+    counted = await counts(peers, control.metrics, "proved", claims.entitlements)
     shown = {"since_unix_s": claims.since_unix_s, "counts": counted}
     return {**msgspec.to_builtins(claims.proof), **shown}
 

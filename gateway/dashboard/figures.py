@@ -230,22 +230,14 @@ def _shares(planned: Sequence[tuple[int, float]], edges: Sequence[int]) -> list[
     ]
 
 
-_PRESSURE: Final = ("load", "waiting", "turned_away", "queues", "idles")
-
-
 def plan(served: ModelRuntime) -> dict[str, Any]:
-    """What says, beside the lengths, whether the plan still fits: demand, and pools' pressure."""
+    """What says, beside the lengths, whether the plan still fits: this gateway's demand."""
     watch, hours = served.watch, served.demand.hours
     busiest = max(hours, key=lambda hour: hours[hour][0], default=None)
-    samples = () if watch is None else watch.samples
     return {
         "again": watch is not None and watch.drifted,
         "hours": len(hours),
         "busiest": None if busiest is None else [busiest * HOUR_S, *hours[busiest]],
-        "pools": [
-            {"pool": shape.name, **{name: getattr(sample, name) for name in _PRESSURE}}
-            for shape, sample in zip(served.routing.pools, samples, strict=False)
-        ],
     }
 
 

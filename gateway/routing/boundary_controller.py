@@ -52,8 +52,7 @@ class BoundaryController:
             if control is None:
                 continue
             pools = served.fleet.routed
-            samples = tuple(watch.sample(place, pool) for place, pool in enumerate(pools))
-            watch.samples = samples
+            samples = [watch.sample(place, pool) for place, pool in enumerate(pools)]
             now_s = self._clock()
             moved = control.step(now_s, samples)
             watch.shares = control.shares

@@ -52,8 +52,6 @@ class BoundaryWatch:
         """Whether the log told of drift."""
         self.moves: dict[str, tuple[float, Move]] = {}
         """By pool below the boundary: the newest move, made or only proposed, and when."""
-        self.samples: tuple[PoolSample, ...] = ()
-        """The newest sample of each pool, where boundary control is on."""
         self.shares: tuple[float, ...] = ()
         """Errors by boundary as shares of requests, where boundary control is on."""
         self._shapes: Sequence[PoolShape] = ()

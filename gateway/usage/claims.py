@@ -55,7 +55,7 @@ class Claims:
         """`config_sha256`: of the file in force. `log` takes lines of the request log."""
         self.proof: Proof | None = None
         self.since_unix_s = 0.0
-        self.entitlements: Mapping[str | None, Claim] = {}
+        self.entitlements: Mapping[str, Claim] = {}
         """What it says of those that were simulated."""
         self._config_sha256 = config_sha256
         self._counter = metrics.proved_requests
@@ -80,15 +80,13 @@ class Claims:
         if proof.config_sha256 == self._config_sha256 and unix_s > self.since_unix_s:
             self.proof, self.since_unix_s = proof, unix_s
             self._counter.values.clear()
-            simulated = (
-                claim for claim in proof.findings if claim.kind == "entitlement" and claim.kept
-            )
-            self.entitlements = {claim.name: claim for claim in simulated}
+            of_entitlements = [claim for claim in proof.findings if claim.kind == "entitlement"]
+            self.entitlements = {claim.name: claim for claim in of_entitlements if claim.kept}
 
     def append(self, record: msgspec.Struct) -> None:
         """Count a request that ended."""
         if self.entitlements and isinstance(record, DecisionRecord):
-            claim = self.entitlements.get(record.entitlement)
+            claim = self.entitlements.get(record.entitlement or "")
             if claim is not None and record.time_unix_s >= self.since_unix_s:
                 result = judged(record, claim)
                 if result is not None:

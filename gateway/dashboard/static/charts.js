@@ -194,13 +194,11 @@ function planOf(model) {
   const drift = !lengths.planned ? "not known, the file has no boundary.planned" : lengths.drift == null ? "not known yet" : `distance ${decimal(lengths.drift)}${plan.again ? ", over 0.1: plan again" : ", as planned"}`;
   const [start, asked, lost] = plan.busiest || [];
   const busiest = plan.busiest ? `${count(asked)} requests from ${new Date(1000 * start).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit" })}, ${percent(lost / Math.max(1, asked))} not served` : NONE;
-  const state = (pool) => `${pool.pool} ${pool.queues ? `queues (${percent(pool.waiting)} of its slots wait, ${count(pool.turned_away)} found no place)` : pool.idles ? `idles (${percent(pool.load)} in use)` : `${percent(pool.load)} in use`}`;
   const serves = /^[\w.:@\/-]+$/.test(model.model) ? model.model : `'${model.model.replaceAll("'", "'\\''")}'`;
   const line = (name, value) => el("li", {}, el("span", { class: "muted" }, `${name}: `), value);
   return el("ul", { class: "fits" },
     line("Lengths against the plan", drift),
     line(`Busiest of the ${count(plan.hours)} h known here`, busiest),
-    line("Pools in the last minute", plan.pools.map(state).join(", ") || NONE),
     line("To plan for this demand", el("code", {}, `sluice plan --live ${location.origin} --serves ${serves}`)));
 }
 
