@@ -30,6 +30,8 @@ from gateway.scheduling.outlook import Forecast
 
 MAX_BYTES: Final = 1 << 20
 """Of the body; longer prompts are quoted by their tokens."""
+_LONGEST_S: Final = 1e9
+"""Of a wait; calendars end."""
 _ENDPOINTS: Final = {e.name: e for e in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)}
 _Name = Literal["chat", "completions", "embeddings", "responses", "messages", ""]
 _ABSENT: Final = msgspec.Raw(b"")
@@ -118,17 +120,18 @@ class Quoter(msgspec.Struct, frozen=True, kw_only=True):
         job.match = prefix.match(first) if prefix.points else ()
         forecast = Forecast(job.priority_class, *binds.scheduler.forecast(job, now_s))
         wait, ttft = (dict(zip(_UNKNOWN, s, strict=True)) for s in binds.outlook.expect(forecast))
-        told = {"pool": pools[0].name, "spilled": said.spilled, "wait_s": wait, "ttft_s": ttft}
-        return self._answer(asked, admitted=True, **told)
+        place = {"pool": pools[0].name, "spilled": said.spilled, "wait_s": wait, "ttft_s": ttft}
+        return self._answer(asked, admitted=True, **place)
 
     def _refused(self, asked: Asked, refusal: Refusal, wait_s: float | None) -> dict[str, Any]:
-        told = {"reason": refusal.reason, "message": refusal.message}
+        why = {"reason": refusal.reason, "message": refusal.message}
         if refusal.status != 400 and wait_s is not None:
-            enters = datetime.fromtimestamp(round(self.wall_clock() + wait_s + 0.5), UTC)
-            told |= {"retry_after_s": refusal.retry_after_s, "enters_at": enters.isoformat()}
-        return self._answer(asked, admitted=False, **told)
+            unix_s = self.wall_clock() + min(wait_s, _LONGEST_S)
+            enters = datetime.fromtimestamp(round(unix_s + 0.5), UTC)
+            why |= {"retry_after_s": refusal.retry_after_s, "enters_at": enters.isoformat()}
+        return self._answer(asked, admitted=False, **why)
 
-    def _answer(self, asked: Asked, **told: Any) -> dict[str, Any]:
+    def _answer(self, asked: Asked, **more: Any) -> dict[str, Any]:
         """Tokens are of all sequences, the cost in units of the currency."""
         served, estimate, price = asked.served, asked.estimate, asked.served.price
         longest = max(0, served.routing.pools[-1].window_tokens - estimate.input_tokens_lowest)
@@ -153,7 +156,7 @@ class Quoter(msgspec.Struct, frozen=True, kw_only=True):
             "cost": {"expected": costs[0], "most": costs[1], "currency": self.currency},
             "retry_after_s": None,
             "enters_at": None,
-            **told,
+            **more,
         }
 
 
