@@ -17,10 +17,11 @@ Rules for each boundary, by the errors of the pool below it:
   step skips one minute (requests of the old boundary are still running), takes one minute of
   evidence, and waits while the pool's load falls.
 - Relax: +2 % when the share is under 0.2 % over five minutes (extended, up to an hour, until
-  enough requests were seen) and the pool was never full. Between the two thresholds nothing moves.
-- No oscillation: a boundary that was too high is remembered as a ceiling for an hour, and for
-  twice as long each time it proves too high again, up to a day. Until then the boundary rises to
-  at most 95 % of it.
+  enough requests were seen), the pool was never full, and the larger one was busier. Between the
+  two thresholds nothing moves.
+- No oscillation: a boundary that was too high, by either rule, is remembered as a ceiling for an
+  hour, and for twice as long each time it proves too high again, up to a day. Until then the
+  boundary rises to at most 95 % of it.
 - A boundary stays within the configured minimum and the pool's window, and strictly between its
   neighbours.
 
@@ -29,9 +30,7 @@ both pools are equally busy. It applies where errors ask for no tightening:
 
 - One pool queues and its neighbour idles, in each of five samples: the boundary moves by 10 %
   towards the one that idles, and five new samples are needed for another move.
-- Up, it never passes 95 % of a remembered ceiling, and needs the calm of relaxing.
-- A move back within two hours needs twice the samples of the move before, up to 60. For as long,
-  a boundary that was lowered is not relaxed.
+- Up, it needs errors as rare as for relaxing.
 
 Each gateway replica decides by itself. All read the same engines' preemptions and see equal
 samples of rescues and overruns, so they move alike, though not in the same minute.
@@ -109,17 +108,6 @@ class PoolSample:
         return self.load < IDLES_BELOW and not self.queues
 
 
-def unequal_pressure(smaller: Sequence[PoolSample], larger: Sequence[PoolSample]) -> int:
-    """Where the boundary between two pools should go: 1 up, -1 down, 0 to stay.
-
-    The samples, one or more, are of the same minutes; all must agree.
-    """
-    pairs = list(zip(smaller, larger, strict=True))
-    if all(above.queues and below.idles for below, above in pairs):
-        return 1
-    return -1 if all(below.queues and above.idles for below, above in pairs) else 0
-
-
 class BoundaryBounds(Record, frozen=True, kw_only=True):
     """One boundary as configured, in tokens: least <= start <= most."""
 
@@ -185,8 +173,8 @@ class _Wanted(NamedTuple):
 
     tokens: int
     reason: str
-    minutes: int = 0
-    """Samples that show unequal pressure; 0 where errors ask for the move."""
+    urgent: bool = False
+    """Whether errors ask for it, and the next step need not wait for five samples."""
 
 
 class _Boundary:
@@ -195,14 +183,8 @@ class _Boundary:
     def __init__(self, bounds: BoundaryBounds) -> None:
         self.bounds = bounds
         self.tokens = bounds.start
-        self._samples: list[PoolSample] = []
-        self._larger: list[PoolSample] = []
-        """Those of the pool above, of the same minutes."""
-        self._pressed = 0
-        """Where the last move for unequal pressure went, as in `unequal_pressure`."""
-        self._pressed_minutes = 0
-        self._pressed_until_s = 0.0
-        """Until then a move back needs more than those minutes of evidence."""
+        self._samples: list[tuple[PoolSample, PoolSample]] = []
+        """Of the pools below and above it."""
         self._ceiling = 0
         """The last boundary that was too high, in tokens; 0 for none yet."""
         self._ceiling_s = 0.0
@@ -213,8 +195,8 @@ class _Boundary:
 
     @property
     def window(self) -> list[PoolSample]:
-        """The samples of the last five minutes, or since the last move."""
-        return self._samples[-_WINDOW_SAMPLES:]
+        """Of the pool below, the samples of the last five minutes, or since the last move."""
+        return [smaller for smaller, _ in self._samples[-_WINDOW_SAMPLES:]]
 
     def decide(self, now_s: float, smaller: PoolSample, larger: PoolSample) -> _Wanted | None:
         """Take one more sample of the pools on both sides; returns where to move, None to stay."""
@@ -222,39 +204,35 @@ class _Boundary:
         if self._skip:
             self._skip = False
             return None
-        self._samples = [*self._samples[1 - _MAX_SAMPLES :], smaller]
-        self._larger = [*self._larger[1 - _MAX_SAMPLES :], larger]
+        self._samples = [*self._samples[1 - _MAX_SAMPLES :], (smaller, larger)]
         wanted = self._by_errors(now_s, draining=draining)
-        if wanted is not None and wanted.tokens < self.tokens:
+        if wanted is not None and wanted.urgent:
             return wanted
-        if now_s < self._pressed_until_s and self._pressed < 0:
-            wanted = None
         return self._by_pressure(now_s) or wanted
 
     def _by_pressure(self, now_s: float) -> _Wanted | None:
         """Where equal pressure is sought; None to stay."""
-        minutes = _WINDOW_SAMPLES
-        towards = unequal_pressure(self._samples[-minutes:], self._larger[-minutes:])
-        if now_s < self._pressed_until_s and towards != self._pressed:
-            minutes = min(2 * self._pressed_minutes, _MAX_SAMPLES)
-        window, larger = self._samples[-minutes:], self._larger[-minutes:]
-        if len(window) < minutes or not towards or unequal_pressure(window, larger) != towards:
+        pairs = self._samples[-_WINDOW_SAMPLES:]
+        up = all(larger.queues and smaller.idles for smaller, larger in pairs)
+        down = all(smaller.queues and larger.idles for smaller, larger in pairs)
+        if len(pairs) < _WINDOW_SAMPLES or not (up or down):
             return None
-        full, free = (larger, window) if towards > 0 else (window, larger)
+        full = [larger if up else smaller for smaller, larger in pairs]
+        free = [smaller if up else larger for smaller, larger in pairs]
         reason = (
-            f"the {'larger' if towards > 0 else 'smaller'} pool queues for {minutes} min (at least "
+            f"the {'larger' if up else 'smaller'} pool queues for {len(pairs)} min (at least "
             f"{100 * min(s.waiting for s in full):.0f} % of its slots wait, "
             f"{sum(s.turned_away for s in full)} requests found no place), the other idles (at "
             f"most {100 * max(s.load for s in free):.0f} % in use)"
         )
-        if towards < 0:
-            return _Wanted(math.floor(self.tokens * (1 - TIGHTEN_BY)), reason, minutes)
-        if sum(_parts(window)) >= RELAX_BELOW:
+        if down:
+            return _Wanted(math.floor(self.tokens * (1 - TIGHTEN_BY)), reason)
+        if sum(_parts(free)) >= RELAX_BELOW:
             return None
         higher = math.ceil(self.tokens * (1 + TIGHTEN_BY))
         if now_s < self._ceiling_until_s:
             higher = min(higher, max(self.tokens, math.floor(NEAR_CEILING * self._ceiling)))
-        return _Wanted(higher, reason, minutes)
+        return _Wanted(higher, reason)
 
     def _by_errors(self, now_s: float, *, draining: bool) -> _Wanted | None:
         """Where errors of the pool below ask for the boundary; None to stay."""
@@ -263,38 +241,33 @@ class _Boundary:
         wrong = sum(_parts(window)) > TIGHTEN_ABOVE and errors >= FEWEST_ERRORS
         if wrong and (len(window) == _WINDOW_SAMPLES or (self._urgent and not draining)):
             reason = f"{_said(window)}, above {100 * TIGHTEN_ABOVE:g} %"
-            return _Wanted(math.floor(self.tokens * (1 - TIGHTEN_BY)), reason)
+            return _Wanted(math.floor(self.tokens * (1 - TIGHTEN_BY)), reason, urgent=True)
         self._urgent = wrong and self._urgent
         higher = math.ceil(self.tokens * (1 + RELAX_BY))
         if now_s < self._ceiling_until_s and higher > NEAR_CEILING * self._ceiling:
             return None
         for count in range(_WINDOW_SAMPLES, len(self._samples) + 1):
-            window = self._samples[-count:]
+            window = [smaller for smaller, _ in self._samples[-count:]]
             requests = sum(s.requests for s in window)
             if requests >= FEWEST_REQUESTS or (requests and count == _MAX_SAMPLES):
                 calm = sum(_parts(window)) < RELAX_BELOW and max(s.load for s in window) <= FULLEST
+                busier = sum(larger.load - s.load for s, larger in self._samples[-count:]) > 0
                 reason = f"{_said(window)}, under {100 * RELAX_BELOW:g} %"
-                return _Wanted(higher, reason) if calm else None
+                return _Wanted(higher, reason) if calm and busier else None
         return None
 
     def moved(self, wanted: _Wanted, tokens: int | None, now_s: float) -> None:
         """Note a move to `tokens` (None: only observed); the evidence starts afresh."""
-        self._samples, self._larger = [], []
+        self._samples = []
         if tokens is None:
             return
-        if wanted.minutes:
-            self._pressed, self._pressed_minutes = 1 if tokens > self.tokens else -1, wanted.minutes
-            self._pressed_until_s = now_s + 2 * CEILING_S
-            self.tokens = tokens
-            return
-        tighten = tokens < self.tokens
-        if tighten:
+        if tokens < self.tokens:
             if not self._urgent:
                 again = self.tokens >= (1 - TIGHTEN_BY) * self._ceiling > 0
                 longer_s = min(2 * self._ceiling_s, LONGEST_CEILING_S)
                 self._ceiling_s = longer_s if again else CEILING_S
             self._ceiling, self._ceiling_until_s = self.tokens, now_s + self._ceiling_s
-        self._skip = self._urgent = tighten
+        self._skip = self._urgent = wanted.urgent
         self.tokens = tokens
 
 
