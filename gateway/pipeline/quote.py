@@ -124,7 +124,7 @@ class Quoter(msgspec.Struct, frozen=True, kw_only=True):
         return self._answer(asked, admitted=True, **place)
 
     def _refused(self, asked: Asked, refusal: Refusal, wait_s: float | None) -> dict[str, Any]:
-        why = {"reason": refusal.reason, "message": refusal.message}
+        why: dict[str, Any] = {"reason": refusal.reason, "message": refusal.message}
         if refusal.status != 400 and wait_s is not None:
             unix_s = self.wall_clock() + min(wait_s, _LONGEST_S)
             enters = datetime.fromtimestamp(round(unix_s + 0.5), UTC)
