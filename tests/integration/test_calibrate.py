@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.running import MOCK_MODEL, mock_engine, sluice
+
 COMMAND = [sys.executable, "-m", "sluice", "mock", "--port", "0"]
 HIDDEN = {
     "name": "hidden",
@@ -96,17 +98,20 @@ def test_hidden_constants_are_recovered(hidden: Path, tmp_path: Path) -> None:
     pytest.fail(f"far from the hidden engine: {wrong}, {profile}")
 
 
-def test_a_wrong_key_model_or_address_exits_2(hidden: Path) -> None:
-    with mock(hidden, "--api-key", "a-key") as url:
-        code, found, _ = calibrate("--url", url)
-        assert (code, found["fix"]) == (2, "give --api-key-file")
-    with mock(hidden) as url:
-        code, found, _ = calibrate("--url", url, "--model", "other")
-        assert (code, found["fix"]) == (2, "use one of org/secret")
+def test_a_wrong_key_model_or_address_exits_2() -> None:
+    def refused(*arguments: str) -> dict[str, Any]:
+        result = sluice("calibrate", "--json", *arguments)
+        answer: dict[str, Any] = json.loads(result.stdout)
+        assert (result.exit_code, answer["ok"]) == (2, False)
+        return answer
+
+    with mock_engine(api_key="a-key") as url:
+        assert refused("--url", url)["fix"] == "give --api-key-file"
+    with mock_engine() as url:
+        fix = refused("--url", url, "--model", "other")["fix"]
+        assert fix == f"use one of {MOCK_MODEL}"
     for address in ("ftp://x", "http://127.0.0.1:1"):
-        code, found, _ = calibrate("--url", address)
-        assert code == 2
-        assert found["ok"] is False
+        refused("--url", address)
 
 
 def test_a_written_profile_runs_as_a_mock_and_a_bad_one_is_refused(tmp_path: Path) -> None:
