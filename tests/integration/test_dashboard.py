@@ -20,6 +20,7 @@ import pytest
 
 from bench.common.fleet import ADMIN_KEY, Fleet
 from tests.asking import entitlement, post
+from tests.running import sluice
 
 VIEWER_KEY = "sk-test-viewer"
 VIEWER = {"authorization": f"Bearer {VIEWER_KEY}"}
@@ -48,18 +49,6 @@ def chat(fleet: Fleet, name: str, **headers: str) -> str:
 
 def get(fleet: Fleet, path: str, **headers: str) -> httpx.Response:
     return httpx.get(fleet.url + path, headers=headers, trust_env=False)
-
-
-def sluice(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if k != "SLUICE_ADMIN_KEY"}
-    return subprocess.run(
-        [sys.executable, "-m", "sluice", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        env={**clean, **environ},
-        check=False,
-    )
 
 
 def frames(answer: httpx.Response, count: int) -> list[dict[str, Any]]:
@@ -127,11 +116,11 @@ def test_a_tenant_learns_why_and_nobody_else_does(fleet: Fleet, given: str) -> N
     request_id = chat(fleet, "acme", **({"x-request-id": given} if given else {}))
     common = ("why", request_id, "--url", fleet.url)
     own = sluice(*common, "--key", "sk-acme")
-    assert own.returncode == 0, own.stderr
+    assert own.exit_code == 0, own.stderr
     assert "acme-prod asked bench-model" in own.stdout
     assert "acme-prod was charged" in own.stdout
     other = sluice(*common, "--key", "sk-rival")
-    assert (other.returncode, other.stdout) == (2, "")
+    assert (other.exit_code, other.stdout) == (2, "")
     assert "No decision is kept" in other.stderr
     for found in (
         sluice(*common, SLUICE_ADMIN_KEY=VIEWER_KEY),
@@ -144,7 +133,7 @@ def test_a_tenant_learns_why_and_nobody_else_does(fleet: Fleet, given: str) -> N
 def test_top_prints_plain_tables_into_a_pipe(fleet: Fleet) -> None:
     request_id = chat(fleet, "acme")
     done = sluice("top", "--url", fleet.url)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "\x1b" not in done.stdout
     for part in ("req/s", "short", "acme-prod", fleet.engines[0].id, request_id):
         assert part in done.stdout
@@ -154,8 +143,8 @@ def test_top_prints_plain_tables_into_a_pipe(fleet: Fleet) -> None:
 
 def test_top_says_what_is_wrong_with_a_key(fleet: Fleet) -> None:
     done = sluice("top", "--once", "--url", fleet.url, "--key", "sk-wrong")
-    assert (done.returncode, done.stderr) == (2, f"{fleet.url} refuses this key\n")
-    assert sluice("top", "--once", "--url", "http://127.0.0.1:9").returncode == 1
+    assert (done.exit_code, done.stderr) == (2, f"{fleet.url} refuses this key\n")
+    assert sluice("top", "--once", "--url", "http://127.0.0.1:9").exit_code == 1
 
 
 class Terminal:

@@ -2,15 +2,13 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import yaml
 
 from bench.common.fleet import MODEL, Fleet
+from tests.running import sluice
 
 PROXY = """\
 model_list:
@@ -28,11 +26,9 @@ general_settings: {{master_key: os.environ/MASTER}}
 
 
 def run(*arguments: str) -> str:
-    command = [sys.executable, "-m", "sluice", *arguments]
-    env = {**os.environ, "K": "engine-key", "MASTER": "sk-master"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = sluice(*arguments, K="engine-key", MASTER="sk-master")
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def test_an_old_key_works_unchanged_after_the_import(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """`sluice replay` through a gateway before mock engines: from a log, judged by the SLO."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,25 +11,16 @@ from typing import Any
 import pytest
 
 from bench.common.fleet import MODEL, Fleet
+from tests.running import sluice
 
 KEY = "sk-replay"
 
 
-def command(fleet: Fleet, *arguments: object) -> list[str]:
-    return [sys.executable, "-m", "sluice", "replay", "--url", fleet.url, *map(str, arguments)]
-
-
 def replay(fleet: Fleet, *arguments: object) -> tuple[int, Any]:
     """(exit code, what --json printed)."""
-    done = subprocess.run(
-        command(fleet, "--json", *arguments),
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    result = sluice("replay", "--url", fleet.url, "--json", *arguments)
+    assert result.stdout, result.output
+    return result.exit_code, json.loads(result.stdout)
 
 
 def test_a_log_of_the_gateway_s_own_traffic_is_replayed(tmp_path: Path) -> None:
@@ -61,9 +51,10 @@ def test_a_log_of_the_gateway_s_own_traffic_is_replayed(tmp_path: Path) -> None:
 
 def test_ctrl_c_stops_the_sending_and_reports() -> None:
     with Fleet(short=1, long=0, mock=("--speed", "20")) as fleet:
-        arguments = ("--workload", "synthetic:prompt=300,answer=10", "--rate", 10)
+        command = [sys.executable, "-m", "sluice", "replay", "--url", fleet.url, "--json"]
+        command += ["--workload", "synthetic:prompt=300,answer=10", "--rate", "10"]
         process = subprocess.Popen(
-            command(fleet, "--json", *arguments, "--duration", 600, "--slo-ttft-ms", 60_000),
+            [*command, "--duration", "600", "--slo-ttft-ms", "60000"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -85,19 +76,8 @@ def test_ctrl_c_stops_the_sending_and_reports() -> None:
 
 
 def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = subprocess.run(
-        [sys.executable, "-m", "sluice", "hash-key", "--json"],
-        input=KEY,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    entitlement = {
-        "name": "e",
-        "tenant": "t",
-        "model": MODEL,
-        "api_keys": [json.loads(digest)["hash"]],
-    }
+    digest = json.loads(sluice("hash-key", "--json", stdin=KEY).stdout)["hash"]
+    entitlement = {"name": "e", "tenant": "t", "model": MODEL, "api_keys": [digest]}
     config = {"entitlements": [entitlement]}
     model = {"aliases": ["gpt-4o-mini"]}  # the same model: no --model is needed
     arguments = ("--workload", "azure", "--rate", 5, "--duration", 1, "--slo-ttft-ms", 60_000)
@@ -106,6 +86,5 @@ def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
         assert (code, refused["problem"]) == (2, "the gateway refuses the key")
         assert refused["fix"] == "give --api-key-env"
         monkeypatch.setenv("REPLAY_KEY", KEY)
-        assert os.environ["REPLAY_KEY"] == KEY
         code, found = replay(fleet, *arguments, "--api-key-env", "REPLAY_KEY")
         assert (code, found["failed"]) == (0, 0)
