@@ -148,6 +148,10 @@ BENCHES = {
         "quotes of the time to first token, and how many come true, by load",
         {"quotes": "quotes.run:run"},
     ),
+    "proofs": Bench(
+        "changed configurations: what `sluice prove` says, and what comes of them live",
+        {"proofs": "proofs.run:run"},
+    ),
 }
 
 

@@ -6,7 +6,7 @@ An engine is one worker, or its data-parallel ranks are workers each.
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.fleet.engine_metrics import EngineSample, record
 from gateway.fleet.model_runtime import ModelRuntime
@@ -16,6 +16,9 @@ from simulator.engine.rank_group import RankGroupEngine
 from simulator.engine.records import Emission, EngineRequest
 from simulator.pipeline.records import Gateway
 
+HEARD_S: Final = 1e-6
+"""How long tokens are on their way: an engine has begun its next step when the gateway hears of
+them, so what they let through waits for the step after it."""
 Event = tuple[float, Emission]
 """(seconds, first or last token of a request)."""
 OnEmission = Callable[[Emission, float], None]
@@ -229,7 +232,7 @@ class EngineFleet:
         return tuple(found)
 
     def _advance(self, unit: int, now_s: float) -> None:
-        for at_s, emission in self._units[unit].run_until(now_s):
+        for at_s, emission in self._units[unit].run_until(now_s + HEARD_S):
             self._on_emission(emission, at_s)
 
     def _look_ahead(self, unit: int) -> None:

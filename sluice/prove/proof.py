@@ -269,7 +269,7 @@ def _let_in(
         why = refused.most_common(1)[0][0]
         reason = f"{why}: {lost:,} of {total:,} requests are refused"
         if lost > (1 - PROMISED) * total:
-            return msgspec.structs.replace(subject, verdict="breaks", reason=reason)
+            return msgspec.structs.replace(subject, verdict="breaks", reason=reason, kept=None)
         if subject.verdict == "holds":
             doubts[reason] = None
     return withheld(subject, list(doubts))

@@ -9,9 +9,11 @@ import pytest
 
 from gateway.settings import parse
 from planner.profile import NodeProfile
+from simulator.engine.records import Emission, EngineRequest
 from simulator.fleet.arrivals import poisson
 from simulator.fleet.failures import Outage
 from simulator.fleet.traffic import Traffic
+from simulator.pipeline.engine_fleet import EngineFleet
 from simulator.pipeline.records import Gateway, PipelineOutcome, TenantTraffic
 from simulator.pipeline.run import run_pipeline
 from simulator.pipeline.tenants import TenantSummary, tenants
@@ -113,6 +115,22 @@ def test_what_a_gateway_has_learned_counts_from_the_first_request_on(
     sent = msgspec.structs.replace(sent, text_bytes=8 * sent.traffic.prompt_tokens)
     planned = run(served, sent, taught=range(taught)).fleet.planned
     assert int((planned == 0).sum()) == short
+
+
+def test_what_a_first_token_lets_through_misses_the_step_that_begins_with_it() -> None:
+    first_s: dict[str, float] = {}
+
+    def heard(emission: Emission, at_s: float) -> None:
+        first_s.setdefault(emission.id, at_s)
+        if emission.id == "a" and "b" not in sent:
+            sent.append("b")
+            engines.submit((0, 0), EngineRequest(id="b", prompt_tokens=10, output_tokens=1), at_s)
+
+    engines, sent = EngineFleet(gateway(), heard), ["a"]
+    engines.submit((0, 0), EngineRequest(id="a", prompt_tokens=10, output_tokens=9), 0.0)
+    while "b" not in first_s:
+        engines.step(engines.next_s())
+    assert first_s["b"] - first_s["a"] == pytest.approx(2 * NODE.w_s, rel=0.1)
 
 
 def test_a_prompt_in_the_window_is_compressed_as_often_as_the_compressor_can() -> None:
