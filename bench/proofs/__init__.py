@@ -1,0 +1,1 @@
+"""Are proofs of changes true?"""
