@@ -126,7 +126,7 @@ class _Tally:
 
     def add(self, record: DecisionRecord) -> None:
         at_s, body = record.time_unix_s, record.request
-        if not self.since_s <= at_s <= self.until_s:
+        if not self.since_s <= at_s <= self.until_s or record.batch is not None:
             return
         self.last_s = max(self.last_s, at_s)
         refused = record.outcome == "refused" and record.status in _LOAD

@@ -9,7 +9,7 @@ import pytest
 from gateway.records.decision import DECISION_SCHEMA
 from gateway.records.proof import Claim, Interval, Proof, ProofEvent, Verdict
 from sluice.prove.review import Compared, review, review_log
-from tests.builders import decision
+from tests.builders import ITEM, decision
 
 
 def proved(verdict: Verdict, kept: float, **more: Any) -> Proof:
@@ -82,6 +82,7 @@ def test_a_log_counts_retries_once_and_ends_with_the_proof(tmp_path: Path) -> No
         asked(17.0, body_digest=7),  # the same request
         asked(18.0, body_digest=7),  # after an answer: another one
         asked(19.0),
+        asked(19.5, batch=ITEM, **refused),
         attached(20.0, None, "cd" * 32),
         asked(21.0),
     ]
