@@ -266,7 +266,8 @@ class Dispatcher:
                 raise
             answer, result = stopped, stopped.kind
         finally:
-            attempts.awaits, relay.on_end = False, None
+            attempts.awaits = False
+            relay.on_first = relay.on_end = None  # they hold the attempts, which hold it
             if waiting is not None:
                 waiting.cancel()
             ended_s = self._clock()

@@ -1340,11 +1340,12 @@ async def test_an_answer_that_no_engine_should_give_is_its_fault(answer: Answer)
     ("script", "keyring"),
     [
         ([OK], None),
+        ([STREAM], None),
         ([BUSY] * 9, None),
         ([failure("connect")] * 9, None),
         ([], keyring_of({b"k": OPEN})),
     ],
-    ids=["answered", "busy", "unreachable", "unknown key"],
+    ids=["answered", "streamed", "busy", "unreachable", "unknown key"],
 )
 async def test_a_request_that_ended_is_freed_at_once(
     script: list[Script], keyring: Keyring | None
@@ -1353,7 +1354,7 @@ async def test_a_request_that_ended_is_freed_at_once(
     before = states_alive()
     gc.disable()
     try:
-        await bench.serve()
+        await bench.serve(incoming(chat_body(stream=script == [STREAM])))
         bench.reply.refusal = None
         assert states_alive() == before
     finally:
