@@ -97,8 +97,8 @@ class _Attempt(NamedTuple):
     """A record of the log, before retries are joined."""
 
     request: Demanded
-    key: tuple[str, int, int] | None
-    """Entitlement and body; None where the log does not tell."""
+    key: int | None
+    """Hash of entitlement and body; None where the log does not tell."""
     retry_s: float
     """The wait that the client was told."""
 
@@ -135,7 +135,7 @@ def read_demand(
         unserved=sum(not request.served for request in requests),
         retries=retries,
         left_out=left_out,
-        tells_retries=any(attempt.key for attempt in attempts),
+        tells_retries=any(attempt.key is not None for attempt in attempts),
         when=next(filter(None, sorted(map(str, whens - {None}))), "asked"),
     )
 
@@ -154,7 +154,7 @@ def _compression(record: Mapping[str, Any], name: str, number: int) -> Compressi
 def _joined(attempts: Sequence[_Attempt]) -> tuple[list[Demanded], int]:
     """One request for all attempts at the same body: the time of the first, the end of the last."""
     requests: list[Demanded] = []
-    refused: dict[tuple[str, int, int], tuple[int, float]] = {}
+    refused: dict[int, tuple[int, float]] = {}
     """Key -> (index of its request, until when a retry may come)."""
     retries = 0
     for request, key, retry_s in attempts:
@@ -212,7 +212,8 @@ def _attempt(
             answer=_optional(record, "estimate.output_tokens"),
         )
     digest, size = record.get("request.body_digest"), record.get("request.body_bytes")
-    key = (request.entitlement, int(digest), int(size or 0)) if digest is not None else None
+    body = (request.entitlement, int(digest), int(size or 0)) if digest is not None else None
+    key = None if body is None else hash(body)  # a day's log has a million of them
     retry_s = _optional(record, "retry_after_s")
     return _Attempt(request, key, retry_s if isfinite(retry_s) else 0.0)
 
