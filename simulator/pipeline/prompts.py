@@ -8,9 +8,10 @@ between two digested places share less than in truth.
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gateway.scheduling.scheduler import Points
 from simulator.fleet.traffic import Ints
@@ -29,13 +30,33 @@ def packed(digests: Iterable[tuple[int, int]]) -> bytes:
     return array("Q", words).tobytes()
 
 
+class Digests(NamedTuple):
+    """The beginnings of many prompts, in one piece, since a day's log has millions of them."""
+
+    words: NDArray[np.uint64]
+    """As `packed`, one prompt's after the other's."""
+    sizes: Ints
+    """How many each prompt has; 0 where they are not known."""
+
+    def of(self, index: Ints) -> "Digests":
+        """Those of some prompts, in ascending order."""
+        chosen = np.zeros(len(self.sizes), dtype=np.bool_)
+        chosen[index] = True
+        return Digests(self.words[np.repeat(chosen, self.sizes)], self.sizes[chosen])
+
+
+def joined(prompts: Sequence[bytes]) -> Digests:
+    """What is `packed` of each prompt."""
+    sizes = np.array([len(prompt) // 8 for prompt in prompts], dtype=np.int64)
+    return Digests(np.frombuffer(b"".join(prompts), dtype=np.uint64), sizes)
+
+
 class SharedPrompts:
     """Prompts in order of arrival; each begins as an earlier one did, or is new."""
 
-    def __init__(self, digests: Sequence[bytes], tokens: Ints, tenants: Ints | None = None) -> None:
-        """`digests` are `packed`, empty where not known. `tenants` share nothing, if given."""
-        words = np.frombuffer(b"".join(digests), dtype=np.uint64)
-        sizes = np.array([len(each) // 8 for each in digests], dtype=np.int64)
+    def __init__(self, digests: Digests, tokens: Ints, tenants: Ints | None = None) -> None:
+        """`tenants` share nothing, if given."""
+        words, sizes = digests
         if tenants is not None:
             apart = tenants.astype(np.uint64) * np.uint64(_SPREAD) & np.uint64(_DIGEST)
             words = words ^ np.repeat(apart, sizes)

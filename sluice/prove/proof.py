@@ -121,16 +121,16 @@ def _on_caches(recorded: RecordedTraffic, engines: Engines | None) -> Iterator[s
     """Which prompts find nothing in prefix caches, though they may in truth."""
     models = () if engines is None else engines.models.values()
     why = ""
-    if not recorded.shows_caches:
-        why = "shows no cached tokens" if any(recorded.digests) else "has no digests of prompts"
-        why = f"the log {why}"
+    if recorded.digests is None:
+        why = "the log has no digests of prompts"
+    elif not recorded.shows_caches:
+        why = "the log shows no cached tokens"
     elif any(model.prefix_cache_tokens == 0 for model in models):
         why = "a profile has an engine without a prefix cache"
     if why:
         yield f"{why}: each prompt counts as new text there, which is stricter than a cache"
-    elif without := recorded.digests.count(b""):
-        share = 100 * without / len(recorded.digests)
-        yield f"{share:.0f} % of the prompts have no digests in the log, and count as new text"
+    elif recorded.digests is not None and (without := (recorded.digests.sizes == 0).mean()):
+        yield f"{without:.0%} of the prompts have no digests in the log, and count as new text"
 
 
 def _factor(rate: str | None, recorded: RecordedTraffic) -> float:

@@ -192,7 +192,7 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
 
 def _shared(gateway: Gateway, recorded: RecordedTraffic, owners: Ints) -> SharedPrompts | None:
     """What prompts share in engines; None where the log shows no caches."""
-    if not recorded.shows_caches:
+    if recorded.digests is None or not recorded.shows_caches:
         return None
     names = [owner.tenant for owner in gateway.entitlements or (OPEN,)]
     tenants = np.array([names.index(name) for name in names])[owners]

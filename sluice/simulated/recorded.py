@@ -16,6 +16,7 @@ from planner.readers.fields import parse_field_map
 from planner.readers.traces import records_in
 from simulator.fleet.arrivals import recorded
 from simulator.fleet.traffic import Floats, Ints
+from simulator.pipeline.prompts import Digests, joined
 
 
 class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +50,8 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its entitlement's own limits refused an attempt at it when it was recorded."""
     comes_back: bool = True
     """Whether clients come back after a refusal; assumed where the log does not tell."""
-    digests: tuple[bytes, ...] = ()
-    """Digests of each prompt's beginnings, packed; empty if not known."""
+    digests: Digests | None = None
+    """Of prompts' beginnings; None if no record tells."""
     cached: Floats | None = None
     """Prompt tokens that an engine had cached, NaN if not known; None if no record tells."""
     cut_shares: tuple[tuple[float, float, float], ...] = ()
@@ -91,14 +92,14 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
             uncut=None if self.uncut is None else self.uncut[index],
             cut=None if self.cut is None else self.cut[index],
             limited=None if self.limited is None else self.limited[index],
-            digests=tuple(self.digests[i] for i in picked) if self.digests else (),
+            digests=None if self.digests is None else self.digests.of(index),
             cached=None if self.cached is None else self.cached[index],
         )
 
     @property
     def shows_caches(self) -> bool:
         """Whether it tells what prompts share, and engines reported cached tokens."""
-        return any(self.digests) and self.cached is not None and bool(np.nansum(self.cached))
+        return self.digests is not None and bool(np.nansum(self.cached))
 
 
 class NothingTimedError(PlanError):
@@ -144,7 +145,8 @@ def read_recorded(
     categories = tuple(r.category for r in rows)
     entitlements = tuple(r.entitlement for r in rows)
     handed = [r for r in rows if r.transfer_s > 0]
-    return RecordedTraffic(
+    digests = [r.digests for r in rows]
+    traffic = RecordedTraffic(
         at_s=at_s - at_s[0],
         prompts=_tokens([r.prompt for r in rows]),
         answers=_tokens([r.answer for r in rows]),
@@ -159,7 +161,6 @@ def read_recorded(
         uncut=np.array([r.served and r.cut != 1 for r in rows]),
         cut=_known([r.cut for r in rows]),
         limited=np.array([r.limited for r in rows]),
-        digests=tuple(r.digests for r in rows),
         cached=_known([r.cached for r in rows]),
         comes_back=not demand.tells_retries
         or demand.unserved < ENOUGH
@@ -177,6 +178,8 @@ def read_recorded(
         else None,
         left_out=len(demand.requests) - len(timed),
     )
+    del demand, timed, rows, handed  # digests of a day's log need as much again
+    return msgspec.structs.replace(traffic, digests=joined(digests) if any(digests) else None)
 
 
 def _by_length(cut: list[tuple[float, float]]) -> tuple[tuple[float, float, float], ...]:

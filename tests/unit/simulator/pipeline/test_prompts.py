@@ -6,7 +6,7 @@ from itertools import takewhile
 import numpy as np
 
 from gateway.scheduling.prefix_index import digests, keyed_digests
-from simulator.pipeline.prompts import SharedPrompts, packed
+from simulator.pipeline.prompts import SharedPrompts, joined, packed
 
 KEY = b"a key"
 BLOCK = 16
@@ -42,7 +42,7 @@ def test_prompts_share_blocks_as_far_as_a_digested_beginning_is_common() -> None
         prompts = texts(seed, 60)
         points = [keyed_digests(digests(t, edges[1:], 7), KEY) for t, edges in prompts]
         lengths = np.array([len(text) for text, _ in prompts])
-        shared = SharedPrompts([packed(each) for each in points], lengths)
+        shared = SharedPrompts(joined([packed(each) for each in points]), lengths)
         blocks = [shared.blocks(i, len(text), BLOCK) for i, (text, _) in enumerate(prompts)]
         for i, (text, _) in enumerate(prompts):
             assert len(blocks[i]) == len(set(blocks[i])) == len(text) // BLOCK
@@ -58,7 +58,7 @@ def test_prompts_share_blocks_as_far_as_a_digested_beginning_is_common() -> None
 
 def test_tenants_whose_caches_are_apart_and_prompts_that_were_cut_share_nothing() -> None:
     text = random.Random(1).randbytes(3_000)
-    same = [packed(keyed_digests(digests(text, [3_000], 7), KEY))] * 2
+    same = joined([packed(keyed_digests(digests(text, [3_000], 7), KEY))] * 2)
     lengths = np.array([750, 750])
     together = SharedPrompts(same, lengths)
     assert together.blocks(0, 750, BLOCK) == together.blocks(1, 750, BLOCK)
