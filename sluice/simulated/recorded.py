@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from math import isfinite, nan
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -140,7 +141,7 @@ def read_recorded(
     timed = [r for r in demand.requests if r.measured and np.isfinite(r.time_s)]
     if not timed:
         raise NothingTimedError(f"{path.name} has no requests with lengths and times", _FIX)
-    rows = sorted(timed, key=lambda r: (r.time_s, r.prompt, r.answer))[:requests]
+    rows = sorted(timed, key=attrgetter("time_s"))[:requests]
     at_s = np.array([r.time_s for r in rows])
     categories = tuple(r.category for r in rows)
     entitlements = tuple(r.entitlement for r in rows)
