@@ -100,7 +100,8 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shows_caches(self) -> bool:
         """Whether it tells what prompts share, and engines reported cached tokens."""
-        return self.digests is not None and bool(np.nansum(self.cached))
+        cached = 0.0 if self.cached is None else np.nansum(self.cached)
+        return self.digests is not None and bool(cached)
 
 
 class NothingTimedError(PlanError):
