@@ -56,7 +56,7 @@ class LiveDemand:
             counts = self.hours[hour] = [0, 0]
             for old in [each for each in self.hours if each <= hour - HOURS]:
                 del self.hours[old]
-        self.first_unix_s = self.first_unix_s or now_s
+            self.first_unix_s = self.first_unix_s or now_s
         self.last_unix_s = max(self.last_unix_s, now_s)
         if (self._refused or not served) and self._again(record, served=served):
             counts[1] = max(0, counts[1] - served)
