@@ -22,6 +22,7 @@ SIMULATED: Final = (
     *("models.pools.max_num_seqs", "models.pools.workers", "models.pools.tokens_per_second"),
     *("models.pools.kv_cache_gib", "models.pools.replicas", "models.pools.scheduling"),
     *("models.pools.max_model_len", "models.pools.transfer", "entitlements", "server.workers"),
+    *("models.cache_salt", "models.scheduling.prefix_entries"),
 )
 """By the gateway's own code, or as engines."""
 COUNTED: Final = (
