@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
 
 from gateway.estimate.estimator import LengthEstimator
@@ -256,7 +255,7 @@ class ModelFleet:
     phases: Mapping[int, Phases] = field(default_factory=lambda: NO_PHASES)
     """Of the routed pools in phases, by place; their own engines decode."""
 
-    @cached_property
+    @property
     def routed(self) -> tuple[Pool, ...]:
         """The pools that routing and admission know, in routing's order."""
         return self.pools[: len(self.pools) - len(self.phases)]
