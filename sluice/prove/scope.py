@@ -13,7 +13,7 @@ from gateway.settings.compare import changes
 SIMULATED: Final = (
     *("models.name", "models.mode", "models.output_estimate", "models.output_prior_tokens"),
     *("models.estimator", "models.kv_bytes_per_token", "models.default_max_tokens"),
-    *("models.spill_queue", "models.boundary", "models.cache_salt", "models.compression.enabled"),
+    *("models.spill_queue", "models.boundary", "models.compression.enabled"),
     *("models.compression.when", "models.compression.only_when_busy"),
     *("models.compression.max_cut", "models.scheduling.policy", "models.scheduling.predictor"),
     *("models.scheduling.queue_limit", "models.scheduling.queue_timeout_s"),
