@@ -20,6 +20,7 @@ import msgspec
 from gateway.estimate.live_demand import RETRY_SLACK_S, wants_capacity
 from gateway.records.decision import NO_COMPRESSION, CompressionSection
 from gateway.records.entitlement import OWN_LIMITS
+from gateway.scheduling.prefix_index import MAX_LOGGED
 from planner.errors import PlanError
 from planner.readers.fields import FieldMap, recognised
 from simulator.pipeline.prompts import packed
@@ -48,8 +49,8 @@ class Demanded(NamedTuple):
     """Of a prompt that another engine computed: until the first token of the one that answered."""
     key: str = ""
     """Name, or fingerprint, of the API key that it came with."""
-    digests: bytes = b""
-    """Of its prompt's beginnings, as `simulator.pipeline.prompts` packs them."""
+    digests: int = 0
+    """Where in `Demand.digests` those of its prompt are: first byte << 16 | bytes."""
     asked_model: str = ""
     """The model's name as the client wrote it."""
     body_bytes: float = nan
@@ -73,6 +74,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Further attempts at the same demand, which do not count."""
     left_out: int
     """Records that are no demand: bad requests, and those without lengths."""
+    digests: bytearray
+    """Of prompts' beginnings, as `simulator.pipeline.prompts` packs them; in one piece, since small
+    objects of a million requests would keep the memory of all that is read beside them."""
     tells_retries: bool
     when: str
     """The `compression.when` of the gateway."""
@@ -110,13 +114,13 @@ def read_demand(
     field_map = fields
     attempts: list[_Attempt] = []
     whens: set[str | None] = set()
-    left_out = 0
+    left_out, digests = 0, bytearray()
     for number, record in enumerate(records, 1):
         if field_map is None:
             field_map = recognised(record, name)
         compression = _compression(record, name, number) if field_map.outcome else NO_COMPRESSION
         whens.add(compression.when)
-        attempt = _attempt(record, field_map, compression, name, number)
+        attempt = _attempt(record, field_map, compression, name, number, digests)
         if attempt is None:
             left_out += 1
         else:
@@ -135,6 +139,7 @@ def read_demand(
         unserved=sum(not request.served for request in requests),
         retries=retries,
         left_out=left_out,
+        digests=digests,
         tells_retries=any(attempt.key is not None for attempt in attempts),
         when=next(filter(None, sorted(map(str, whens - {None}))), "asked"),
     )
@@ -178,8 +183,9 @@ def _attempt(
     compression: CompressionSection,
     name: str,
     number: int,
+    digests: bytearray,
 ) -> _Attempt | None:
-    """Read one record; None if it is no demand."""
+    """Read one record, and add its digests to the others; None if it is no demand."""
     outcome = "ok" if fields.outcome is None else str(record.get(fields.outcome))
     served = outcome == "ok"
     if not wants_capacity(outcome, record.get("status"), record.get("batch")):
@@ -199,7 +205,7 @@ def _attempt(
         limited=outcome == "refused" and record.get("reason") in OWN_LIMITS,
         transfer_s=_optional(record, "prefill.transfer_s"),
         key=_name(record, "key" if fields.outcome else None),
-        digests=_digests(record, name, number),
+        digests=_digests(record, name, number, digests),
         asked_model=_name(record, "asked_model" if fields.outcome else None),
         body_bytes=_optional(record, "request.body_bytes"),
     )
@@ -218,13 +224,15 @@ def _attempt(
     return _Attempt(request, key, retry_s if isfinite(retry_s) else 0.0)
 
 
-def _digests(record: Mapping[str, Any], name: str, number: int) -> bytes:
+def _digests(record: Mapping[str, Any], name: str, number: int, read: bytearray) -> int:
     given = record.get("request.prompt_digests", ())
+    place = len(read) << 16
     try:
-        return packed(given)
+        read += packed(given[:MAX_LOGGED])
     except (TypeError, ValueError, OverflowError) as error:
         problem = f"{name}, record {number}: request.prompt_digests: {error}"
         raise PlanError(problem, "remove or mend the line") from None
+    return place | len(read) - (place >> 16)
 
 
 def _sent(compression: CompressionSection, tokens: float) -> float:

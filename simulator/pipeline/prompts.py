@@ -45,10 +45,13 @@ class Digests(NamedTuple):
         return Digests(self.words[np.repeat(chosen, self.sizes)], self.sizes[chosen])
 
 
-def joined(prompts: Sequence[bytes]) -> Digests:
-    """What is `packed` of each prompt."""
-    sizes = np.array([len(prompt) // 8 for prompt in prompts], dtype=np.int64)
-    return Digests(np.frombuffer(b"".join(prompts), dtype=np.uint64), sizes)
+def joined(prompts: Iterable[bytes | memoryview]) -> Digests:
+    """What is `packed` of each prompt; of one of them at least."""
+    words, sizes = bytearray(), array("q")
+    for prompt in prompts:
+        words += prompt
+        sizes.append(len(prompt) // 8)
+    return Digests(np.frombuffer(words, dtype=np.uint64), np.frombuffer(sizes, dtype=np.int64))
 
 
 class SharedPrompts:

@@ -147,7 +147,7 @@ def read_recorded(
     categories = tuple(r.category for r in rows)
     entitlements = tuple(r.entitlement for r in rows)
     handed = [r for r in rows if r.transfer_s > 0]
-    digests = [r.digests for r in rows]
+    packed, places = memoryview(demand.digests), np.array([r.digests for r in rows])
     traffic = RecordedTraffic(
         at_s=at_s - at_s[0],
         prompts=_tokens([r.prompt for r in rows]),
@@ -180,8 +180,12 @@ def read_recorded(
         else None,
         left_out=len(demand.requests) - len(timed),
     )
+    if not packed:
+        return traffic
     del demand, timed, rows, handed  # digests of a day's log need as much again
-    return msgspec.structs.replace(traffic, digests=joined(digests) if any(digests) else None)
+    begins, sizes = (places >> 16).tolist(), (places & 0xFFFF).tolist()
+    own = (packed[begin : begin + size] for begin, size in zip(begins, sizes, strict=True))
+    return msgspec.structs.replace(traffic, digests=joined(own))
 
 
 def _by_length(cut: list[tuple[float, float]]) -> tuple[tuple[float, float, float], ...]:
