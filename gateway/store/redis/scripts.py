@@ -123,20 +123,18 @@ class Scripts:
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         """`clock`: for tests, the time that scripts use instead of the server's."""
         self.clock = clock
-        self.all = {name: _script(name, test_clock=clock is not None) for name in _NAMES}
+        self.all = {name: _script(name, _TEST_CLOCK if clock else _SERVER_CLOCK) for name in _NAMES}
 
 
 @functools.cache
-def _script(name: str, *, test_clock: bool) -> Script:
+def _script(name: str, clock: str) -> Script:
     between = _CHECKS if name == "calls" else "local arg = unpacked(ARGV[1])"
     text = "\n".join((_BOOK, between, lua(name).replace("-- MAKE", _MADE + "\nend"), *_ENDS))
     text = re.sub(r"(\S+) = READ_([a-z]+)\((.+)\)\n", _read, text)
     text = re.sub(r"PACKED_([a-z]+)\(([a-z.]+)\)", _packed, text)
-    if test_clock:
-        if _SERVER_CLOCK not in text:
-            raise ValueError(f"{name}.lua does not read the clock where it should")
-        text = text.replace(_SERVER_CLOCK, _TEST_CLOCK)
-    return script(name, text)
+    if _SERVER_CLOCK not in text:
+        raise ValueError(f"{name}.lua does not read the clock where it should")
+    return script(name, text.replace(_SERVER_CLOCK, clock))
 
 
 class Calls:
