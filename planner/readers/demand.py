@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from math import isfinite, nan
 from sys import intern
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -54,6 +54,8 @@ class Demanded(NamedTuple):
     asked_model: str = ""
     """The model's name as the client wrote it."""
     body_bytes: float = nan
+    of_batch: Literal["", "leftovers", "urgent"] = ""
+    """What it gets as an item of a batch; "" for a request."""
 
     @property
     def measured(self) -> bool:
@@ -208,6 +210,7 @@ def _attempt(
         digests=_digests(record, name, number, digests),
         asked_model=_name(record, "asked_model" if fields.outcome else None),
         body_bytes=_optional(record, "request.body_bytes"),
+        of_batch=_of_batch(record),
     )
     if served and not request.measured:
         return None
@@ -222,6 +225,12 @@ def _attempt(
     key = None if body is None else hash(body)  # a day's log has a million of them
     retry_s = _optional(record, "retry_after_s")
     return _Attempt(request, key, retry_s if isfinite(retry_s) else 0.0)
+
+
+def _of_batch(record: Mapping[str, Any]) -> Literal["", "leftovers", "urgent"]:
+    if record.get("batch") is None:
+        return ""
+    return "urgent" if record.get("batch.urgent") else "leftovers"
 
 
 def _digests(record: Mapping[str, Any], name: str, number: int, read: bytearray) -> int:

@@ -76,6 +76,8 @@ def prove_all(
         notes = sorted({sample.words for each in samples for sample in each.values()} - {""})
         if recorded.left_out:
             notes.append(f"{recorded.left_out:,} requests of the log have no lengths or times")
+        if recorded.leftovers is not None and (items := int(recorded.leftovers.sum())):
+            notes.append(f"{items:,} items of batches are left out: they get what others leave")
         notes += _on_caches(recorded, engines)
     planned = [
         (side, Trial(file=file, model=model.name, sample=sample, engines=engines, seed=seed))
@@ -151,6 +153,8 @@ def _samples(config: Config, recorded: RecordedTraffic) -> dict[str, Sample]:
     names = {entitlement.name for entitlement in config.entitlements}
     strangers = set(recorded.entitlements) - names - {""} if names else set()
     known = np.array([e not in strangers for e in recorded.entitlements or recorded.models])
+    if recorded.leftovers is not None:
+        known &= ~recorded.leftovers  # they wait for room, and give way
     found = {}
     for model in config.models:
         mine = np.array([_served(config, name) == model.name for name in recorded.models])

@@ -60,6 +60,10 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
     Of prompts of categories that a compressor takes: a simulated gateway leaves out the others.
     """
+    batched: NDArray[np.bool_] | None = None
+    """Whether it was an item of a batch; None for no request."""
+    leftovers: NDArray[np.bool_] | None = None
+    """Whether it was one that got only what requests leave; None for no request."""
     first_unix_s: float = 0.0
     """Time of the first request, as the log has it."""
     kv_tokens_per_s: float | None = None
@@ -95,6 +99,8 @@ class RecordedTraffic(msgspec.Struct, frozen=True, kw_only=True):
             limited=None if self.limited is None else self.limited[index],
             digests=None if self.digests is None else self.digests.of(index),
             cached=None if self.cached is None else self.cached[index],
+            batched=None if self.batched is None else self.batched[index],
+            leftovers=None if self.leftovers is None else self.leftovers[index],
         )
 
     @property
@@ -164,6 +170,8 @@ def read_recorded(
         cut=_known([r.cut for r in rows]),
         limited=np.array([r.limited for r in rows]),
         cached=_known([r.cached for r in rows]),
+        batched=np.array([r.of_batch != "" for r in rows]),
+        leftovers=np.array([r.of_batch == "leftovers" for r in rows]),
         comes_back=not demand.tells_retries
         or demand.unserved < ENOUGH
         or demand.retries > demand.unserved / 2,

@@ -532,3 +532,15 @@ def test_ranks_are_workers_behind_one_barrier(tmp_path: Path) -> None:
         run(tmp_path, ranked.replace("max_num_seqs: 4", "max_num_seqs: 1"), GOLD + DEEP, "--json")
     )
     assert fewer["entitlement gold"]["verdict"] == "breaks"
+
+
+def test_items_of_batches_get_what_others_leave_and_have_no_verdict(tmp_path: Path) -> None:
+    item = {"batch": {"batch": "batch_1", "custom_id": "a", "index": 0}}
+    flood = requests(60, (50, 800), entitlement="deep", model="m")
+    urgent = [line | {"batch": item["batch"] | {"urgent": True}} for line in flood]
+    leftovers = [line | item for line in flood]
+    for more, exit_code, counted in ((flood, 1, 6400), (urgent, 1, 400), (leftovers, 0, 400)):
+        result = run(tmp_path, FILE, GOLD + DEEP + more, "--json")
+        assert result.exit_code == exit_code, result.output
+        requests_of_deep = findings(result)["entitlement deep"]["requests"]
+        assert requests_of_deep == pytest.approx(counted, rel=0.05)
