@@ -51,7 +51,7 @@ IGNORED: Final = {
         *("state", "health", "retry", "timeouts.connect_s", "models.timeouts.connect_s"),
         *("models.pools.tls", "models.pools.flow_headers"),
     ),
-    "what batches send is in the log": ("batches",),
+    "batches have promises of their own": ("batches",),
 }
 """By what is taken for granted."""
 _COVERED: Final = (*SIMULATED, *COUNTED, *(path for paths in IGNORED.values() for path in paths))

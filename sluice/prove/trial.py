@@ -172,13 +172,13 @@ def run(trial: Trial, progress: Callable[[int], None] | None = None) -> Tally:
         gateway, requests, seed=trial.seed, retries=retries, taught=taught, progress=progress
     )
     late = recorded.at_s >= min(0.2 * float(recorded.at_s[-1]), WARM_UP_S)
-    if recorded.batched is not None:
-        late &= ~recorded.batched  # promised as a batch, not one by one
     reasons = np.array(outcome.reasons, dtype=object)
     window = outcome.fleet.compressed.copy()
     window[list(outcome.uncut)] = True
     weights = sample.weights
     per_s = float(weights.sum()) / sample.span_s / max(float(weights[late].sum()), 1e-9)
+    if recorded.batched is not None:
+        late &= ~recorded.batched  # promised as a batch, not one by one
     return Tally(
         entitlements={
             owner.name: _entitlement(

@@ -542,5 +542,6 @@ def test_items_of_batches_get_what_others_leave_and_have_no_verdict(tmp_path: Pa
     for more, exit_code, counted in ((flood, 1, 6400), (urgent, 1, 400), (leftovers, 0, 400)):
         result = run(tmp_path, FILE, GOLD + DEEP + more, "--json")
         assert result.exit_code == exit_code, result.output
-        requests_of_deep = findings(result)["entitlement deep"]["requests"]
-        assert requests_of_deep == pytest.approx(counted, rel=0.05)
+        deep = findings(result)["entitlement deep"]
+        assert deep["requests"] == pytest.approx(counted, rel=0.05)
+        assert deep["requests_per_s"] == pytest.approx(counted / 100, rel=0.05)
