@@ -9,7 +9,7 @@ from bench.common.fleet import MODEL
 from tests.asking import get, until
 
 USAGE: Final = "/v1/sluice/usage?by=tenant"
-"""What the ledger has of a key's tenant."""
+"""The sums that the ledger holds for a key's tenant."""
 
 
 def client_of(url: str, key: str = "sk-batch", max_retries: int = 2) -> openai.OpenAI:

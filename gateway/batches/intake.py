@@ -37,12 +37,12 @@ _LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
 class Bounds(Record, frozen=True, kw_only=True):
-    """Of one tenant."""
+    """Limits of one tenant's files and batches."""
 
     max_file_bytes: int
     max_line_bytes: int
     max_files: int
-    """Outputs included."""
+    """Output files count, too."""
     max_open: int
     """Batches that have not ended."""
     keep_s: int

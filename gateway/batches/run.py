@@ -152,7 +152,7 @@ class Stored:
 
 
 def turn(batch: Batch) -> tuple[float, int]:
-    """What the batches of a model are ordered by: those promised soonest, then the oldest."""
+    """The sort key of a model's batches: those promised soonest come first, then the oldest."""
     return batch.promised_by_unix_s or inf, batch.created_unix_s
 
 
@@ -415,7 +415,7 @@ class Run:
         return self._read_all and not (self._waiting or self.tries)
 
     def _expire(self) -> bool:
-        """What waits has no answer any more; whether there may be more of it."""
+        """End the items that wait as expired; True, since the input may have more."""
         for item in self._waiting:
             self._output.expire(self.batch, item)
         self._around.metrics.batch_items.add(self.batch.model, "expired", by=len(self._waiting))

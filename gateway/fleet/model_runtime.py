@@ -231,7 +231,7 @@ class PrefixEntry:
             self._index.withdraw(self._points, self._worker, expected, self._tokens_per_byte)
 
     def correct(self, pool: Pool, worker: int, reported: Usage | None) -> None:
-        """What the worker was expected to hold of the prompt, against what it says it held."""
+        """Correct the index by the cached tokens that the worker reports."""
         if self.expected is None or reported is None or reported.source != "engine":
             return
         if reported.cached_reported:

@@ -39,7 +39,7 @@ _UNKNOWN: Final = {"p50": None, "p95": None}
 
 
 class _Shape(msgspec.Struct):
-    """What tells the endpoint that a body is for."""
+    """The fields by which the endpoint of a body is known."""
 
     endpoint: _Name = ""
     messages: msgspec.Raw = _ABSENT

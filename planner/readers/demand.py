@@ -55,7 +55,7 @@ class Demanded(NamedTuple):
     """The model's name as the client wrote it."""
     body_bytes: float = nan
     of_batch: Literal["", "leftovers", "urgent"] = ""
-    """What it gets as an item of a batch; "" for a request."""
+    """The capacity that it gets as an item of a batch; "" for a request of its own."""
 
     @property
     def measured(self) -> bool:

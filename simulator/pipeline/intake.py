@@ -84,7 +84,7 @@ class Flight:
         self.output_tokens = 0
         self.compressed = False
         self.prefix: Prefix = NO_PREFIX
-        """Who holds which beginning of what is sent."""
+        """The beginnings of the sent prompt that pools and workers hold."""
         self.entry: PrefixEntry | None = None
         self.cached_tokens = 0
         """Of its prompt, as the engine that computed it said."""

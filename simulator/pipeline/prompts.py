@@ -1,7 +1,7 @@
 """What prompts of a log share, by digests of their beginnings: for the gateway, and in blocks.
 
 A digest is of the bytes of a beginning; the first prompt that had it says how many tokens these
-are. What follows the longest beginning that an earlier prompt had is new text. So prompts that part
+are. Text after the longest beginning that an earlier prompt had counts as new. So prompts that part
 between two digested places share less than in truth.
 """
 

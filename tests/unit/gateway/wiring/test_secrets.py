@@ -112,7 +112,7 @@ PLACES = {
 SECRET = {
     *("server.admin_key", "server.viewer_key", "state.url", "state.password"),
     *("models.pools.workers.api_key", "models.pools.prefill.workers.api_key"),
-    *("models.pools.decode.workers.api_key", "batches.access_key", "batches.secret_key"),
+    "models.pools.decode.workers.api_key",
 }
 """Settings that take a secret, or a URL with one; the others refuse it."""
 LOOKED_AT = [name for name in settings_of(Config) if not name.startswith(PUBLIC)]
